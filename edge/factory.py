@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import ssl
 from concurrent.futures import Future
@@ -39,7 +38,7 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.package_settings import HAWKVISION
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
-from hawkvision.imaging.downscale import Reducer
+from hawkvision.imaging.downscale import Reducer, useful_side
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
 from hawkvision.inference.core_placement import CorePlacement
@@ -118,13 +117,12 @@ def load_components(
     intermediate = found.policy.pair.intermediate
     stages = [name, manifest.best] if intermediate is None else [name, manifest.best, intermediate.name]
     inputs = [member.input for each in stages for member in manifest.members(each)]
-    useful_side = max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
     shrinks = found.profile.shrinks_images
     reducer = Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located, shrinks=shrinks)
     edge_inputs = None if baseline is None else baseline.inputs
     if edge_inputs is None:
         edge_inputs = tuple(member.input for member in manifest.members(name))
-    return NodeComponents(stage, found, manifest.best, useful_side, reducer, edge_inputs, baseline)
+    return NodeComponents(stage, found, manifest.best, useful_side(inputs), reducer, edge_inputs, baseline)
 
 
 async def open_node(config: EdgeConfig, components: NodeComponents, shared: Environment) -> EdgeNode:

@@ -250,6 +250,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         config = parse_arguments(EdgeConfig, *EDGE_UP, argv)
         logs.configure(config.log_level, config.log_format)
+        logs.adopt("python_multipart", logging.ERROR)  # it warns of each malformed form, which its caller is told
         if not is_loopback(config.host) and config.tls_certificate is None:
             log.warning("listening on %s without TLS: keys and images travel in clear text from there on", config.host)
         warn_if_allowed()

@@ -53,7 +53,9 @@ COMMANDS: Final = {
         "evaluate", "EvaluateOptions", "Measure accuracy, escalations and latency per target on labelled images."
     ),
     "mlperf": Command(
-        "mlperf", "MlperfOptions", "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline."
+        "mlperf.command",
+        "MlperfOptions",
+        "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline.",
     ),
     "noise": Command(
         "noise", "NoiseOptions", "Measure what the load generator itself adds and can send, against a null server."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import signal
@@ -21,14 +22,30 @@ TOGETHER: Final = ("hawkvision/datacenter", "system")
 """Folders whose tests all run in one worker, because they share Ray tiers, which are slow to start; the longest first.
 Other tests are distributed by file, so that all workers are busy until the end."""
 
-LONG: Final = ("test_tidy.py", "edge/serving/test_image.py")
+SHARED: Final = ("both", "noop_tier")
+"""Fixtures of `system` that several files use. The tests of each run in a row, so that no tier stands idle."""
+
+LONG: Final = (
+    "test_tidy.py",
+    "edge/serving/test_image.py",
+    "loadgen/commands/test_run.py",
+    "loadgen/commands/test_find_capacity_command.py",
+)
 """Files that take a minute, mypy without its cache among them. They begin early, so that no worker ends with one."""
 
-# No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout.
+# No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout. A change is judged by the
+# same examples as the one before, because a gate that fails at random says nothing about the change; the nightly run
+# draws new ones each time.
 settings.register_profile(
     "hawkvision", deadline=None, max_examples=EXAMPLES, derandomize=DERANDOMIZE, suppress_health_check=IMPATIENT
 )
 settings.load_profile("hawkvision")
+
+# NumPy's threads wait busily for one another, which on cores that others use too makes small products five times as
+# expensive. It reads this when it is imported; the processes that tests start decide for themselves.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+importlib.import_module("numpy")
+del os.environ["OPENBLAS_NUM_THREADS"]
 
 # A shell lets background jobs ignore Ctrl-C, and their children inherit that; tests send Ctrl-C to their processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -70,6 +87,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the folders of `TOGETHER` and the files of `LONG` if several workers run the tests."""
-    if hasattr(config, "workerinput"):
-        rank = {group: number for number, group in enumerate((*TOGETHER, *LONG))}
-        items.sort(key=lambda item: rank.get(together(item.nodeid), len(rank)))
+    groups = (*TOGETHER, *LONG) if hasattr(config, "workerinput") else ()
+    rank = {group: number for number, group in enumerate(groups)}
+    items.sort(key=lambda item: (rank.get(together(item.nodeid), len(rank)), *shared(item)))
+
+
+def shared(item: pytest.Item) -> tuple[int, bool]:
+    """The place of the fixture in `SHARED` that a test uses, and whether it must come after the others that do."""
+    used: list[str] = getattr(item, "fixturenames", [])
+    place = next((number for number, name in enumerate(SHARED) if name in used), len(SHARED))
+    return place, item.get_closest_marker("ends_it") is not None

@@ -19,12 +19,13 @@ from typing import Any, Final
 import msgspec
 
 from edge.escalation.exchange import Exchanges
-from edge.escalation.http_transport import EscalationTransport, HttpTransport, KeyRefused
+from edge.escalation.http_transport import HttpTransport
 from edge.escalation.image_reducer import ImageReducer
 from edge.escalation.link_report import LinkReport, LinkState
 from edge.escalation.pending_request import PendingRequest
 from edge.escalation.probes import Probes
 from edge.escalation.reply_validation import Escalated
+from edge.escalation.transport import EscalationTransport, KeyRefused
 from edge.escalation.transport_selector import TransportSelector, Wanted
 from edge.escalation.wait_cutoff import Waits
 from edge.inference.admission import Admission

@@ -13,13 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge.escalation.http_transport import (
-    HttpTransport,
-    ReplyLate,
-    TooLargeForDatagrams,
-    TransportBroken,
-    ignore_interim,
-)
+from edge.escalation.http_transport import HttpTransport
+from edge.escalation.transport import ReplyLate, TooLargeForDatagrams, TransportBroken, ignore_interim
 from hawkvision.core.errors import (
     MALFORMED,
     BadImage,

@@ -6,15 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from edge.escalation.http_transport import (
-    KEY_REFUSED,
-    EscalationTransport,
-    ReplyLate,
-    TooLargeForDatagrams,
-    TransportBroken,
-)
+from edge.escalation.http_transport import KEY_REFUSED
 from edge.escalation.pending_request import PendingRequest
 from edge.escalation.reply_validation import Escalated, checked, refused
+from edge.escalation.transport import EscalationTransport, ReplyLate, TooLargeForDatagrams, TransportBroken
 from edge.escalation.transport_selector import TransportSelector
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock

@@ -1,8 +1,4 @@
-"""The interface of a transport to the datacenter, and the transport over HTTP.
-
-A transport carries bytes and reports why it failed; it does not interpret replies. `edge.escalation.client` chooses the
-transport.
-"""
+"""The transport to the datacenter over HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
 
@@ -19,6 +15,7 @@ import aiohttp
 import msgspec
 
 from edge.escalation.reply_validation import ListingRefused, refused
+from edge.escalation.transport import KeyRefused, ReplyLate, TransportBroken, ignore_interim
 from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.core.escalation_api import (
     INFER_PATH,
@@ -60,62 +57,6 @@ _LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_co
 
 _stages_decoder = msgspec.json.Decoder(StageList)
 _transports_decoder = msgspec.json.Decoder(Transports)
-
-
-class TransportBroken(EscalationFailed):
-    """The transport does not work: the connection was refused or broke off, or there is none."""
-
-
-class KeyRefused(EscalationFailed):
-    """The datacenter does not know our key, or the key may not ask for inference."""
-
-
-class ReplyLate(EscalationFailed):
-    """No reply came within the timeout."""
-
-
-class TooLargeForDatagrams(EscalationFailed):
-    """The image does not fit the datagram transport; another transport may carry it."""
-
-
-def ignore_interim(_: bytes) -> None:
-    """Does nothing with an interim body."""
-
-
-class EscalationTransport(Protocol):
-    """A transport to the datacenter."""
-
-    breaker: CircuitBreaker
-    """Whether requests are let through; holds the round trips until the first answer."""
-    rest: ResponseTimes
-    """Times from the first answer to a progressive request until the last."""
-
-    async def send(
-        self,
-        body: bytes,
-        request: EscalationRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        lossless: bool,
-        on_interim: Callable[[bytes], None] = ignore_interim,
-    ) -> tuple[int, bytes]:
-        """Send an image; gives the reply's HTTP status and body.
-
-        Args:
-            body: the image.
-            request: what is asked.
-            trace: the span of this request.
-            timeout_s: longest wait for the reply.
-            lossless: send the image's bytes unchanged.
-            on_interim: called with each interim body of a progressive request as soon as it arrives.
-
-        Raises:
-            TransportBroken: if the transport does not work.
-            ReplyLate: if no reply came in time.
-            RequestError: what is wrong with the image, if the transport had to decode it.
-        """
-        ...
 
 
 class Connector(aiohttp.TCPConnector):

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from edge.escalation.http_transport import EscalationTransport, HttpTransport
+from edge.escalation.http_transport import HttpTransport
+from edge.escalation.transport import EscalationTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import LinkMetrics
 from hawkvision.network.transport_choice import LATE_AMONG, LinkReading, Transport, TransportChoice

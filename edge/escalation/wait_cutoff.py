@@ -13,7 +13,7 @@ from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
 
 if TYPE_CHECKING:
-    from edge.escalation.http_transport import EscalationTransport
+    from edge.escalation.transport import EscalationTransport
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -27,7 +27,7 @@ from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
+from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import sha256_of
 
 log = logging.getLogger("hawkvision.edge")
@@ -81,12 +81,14 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
     """Read and check a node's certification; `make_policy` makes a baseline's routes in place of certified ones.
 
     Raises:
-        ManifestError: if a file is missing, broken or altered, or they do not belong together.
+        ManifestError: if a file is missing, broken or altered, or they do not belong together, such as a profile and
+            other labels.
     """
     content = _content(config)
     models = models_dir(config.models_dir, config.task)
     name = stage_of(config, manifest)
     profile = load_profile_of(manifest, models, config.profile)
+    profile.check_labels(load_labels(manifest, models))
     site = None if config.certificates is None else load_site(config.certificates)
     alone, first = config.datacenter_url is None, manifest.members(name)[0].name
     if make_policy is None:

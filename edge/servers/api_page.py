@@ -10,12 +10,13 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from edge.servers.answer_schemas import Kinds, example_answer
 from edge.servers.openapi import ERRORS, TYPED, document
 from edge.servers.shared.request_fields import FIELDS, TARGET_FIELDS
 from hawkvision.core.version import __version__
-from hawkvision.tasks.registry import INFER_PATH, installed_kinds
+from hawkvision.tasks.registry import INFER_PATH, form_of, installed_kinds
 
 _STYLE: Final = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}"
@@ -48,7 +49,7 @@ def allowed(schema: Mapping[str, Any]) -> str:
     return " ".join(word for word in (noun, low, high) if word)
 
 
-def _form() -> str:
+def _form(tasks: Mapping[str, str]) -> str:
     """A form that sends an image; every field has a value, because browsers send empty ones too."""
     quality, top_k = FIELDS["quality"], FIELDS["top_k"]
     default = quality.schema["default"]
@@ -59,18 +60,43 @@ def _form() -> str:
     return (
         "<form method=post action=/v1/infer enctype=multipart/form-data>"
         "<p><label>Image <input type=file name=image accept='image/jpeg,image/png,image/webp' required></label></p>"
-        f"<p><label>quality <select name=quality>{choices}</select></label> "
+        f"<p>{_choice_of(tasks)}<label>quality <select name=quality>{choices}</select></label> "
         f"<label>top_k <input type=number name=top_k value={top_k.schema['default']} "
         f"min={top_k.schema['minimum']} max={top_k.schema['maximum']}></label> "
         "<button>Send</button></p></form>"
     )
 
 
-def page(address: str, kinds: Kinds | None = None) -> str:
+def _choice_of(tasks: Mapping[str, str]) -> str:
+    """The choice between several tasks."""
+    if len(tasks) < 2:
+        return ""
+    choices = "".join(f"<option>{html.escape(task)}</option>" for task in tasks)
+    return f"<label>task <select name=task>{choices}</select></label> "
+
+
+def _calls(address: str, tasks: Mapping[str, str]) -> str:
+    """A call of each task from a shell, and one of the first from Python."""
+    shown = ""
+    for task, kind in tasks.items():
+        asked = urlencode({"task": task, "max_accuracy_drop": 0.05, "deadline_ms": 200})
+        curl = f"curl --data-binary @cat.jpg {shlex.quote(f'{address}{form_of(kind)}?{asked}')}"
+        shown += f"<pre>{html.escape(curl)}</pre>"
+    method = form_of(next(iter(tasks.values()), None)).rpartition("/")[2]
+    python = (
+        f"from hawkvision import Client\n\nwith Client({address!r}) as client:\n"
+        f'    answer = client.{method}("cat.jpg", max_accuracy_drop=0.05, deadline_ms=200)\n'
+        "    print(answer.prediction.summary(), answer.accuracy.status)"
+    )
+    return f"{shown}<pre>{html.escape(python)}</pre>"
+
+
+def page(address: str, tasks: Mapping[str, str], kinds: Kinds | None = None) -> str:
     """The documentation as one HTML page.
 
     Args:
         address: this node's URL, as the reader's browser knows it.
+        tasks: that it serves, with the names of their kinds, the default first; empty while they are loading.
         kinds: see `document`.
     """
     kinds = installed_kinds() if kinds is None else kinds
@@ -94,12 +120,6 @@ def page(address: str, kinds: Kinds | None = None) -> str:
         for path, methods in described["paths"].items()
     )
     errors = _rows((_code(status), html.escape(text)) for status, text in ERRORS.items())
-    curl = f"curl --data-binary @cat.jpg {shlex.quote(address + '/v1/classify?max_accuracy_drop=0.01&deadline_ms=200')}"
-    python = (
-        f"from hawkvision import Client\n\nwith Client({address!r}) as client:\n"
-        '    answer = client.classify("cat.jpg", max_accuracy_drop=0.01, deadline_ms=200)\n'
-        "    print(answer.label, answer.accuracy.status)"
-    )
     examples = "".join(
         f"<h3>{html.escape(name)}</h3><pre>{html.escape(json.dumps(found, indent=2, ensure_ascii=False))}</pre>"
         for name, kind in kinds.items()
@@ -109,8 +129,7 @@ def page(address: str, kinds: Kinds | None = None) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>HawkVision</title><style>{_STYLE}</style>"
         f"<h1>HawkVision edge node {html.escape(__version__)}</h1>"
         f"<p>{html.escape(described['info']['description'])} This node: {_code(address)}</p>"
-        f"<pre>{html.escape(curl)}</pre><pre>{html.escape(python)}</pre>"
-        f"<h2>Try it</h2>{_form()}<p>Where the node asks for a key, send it as "
+        f"{_calls(address, tasks)}<h2>Try it</h2>{_form(tasks)}<p>Where the node asks for a key, send it as "
         f"{_code('Authorization: Bearer KEY')}, which a form cannot do.</p>"
         f"<h2>Paths</h2><table>{paths}</table>"
         f"<h2>{', '.join(_code(f'POST {path}') for path in (INFER_PATH, *TYPED))}</h2>"

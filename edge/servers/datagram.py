@@ -149,15 +149,18 @@ class DatagramServer:
     async def _classify(self, node: EdgeNode, incoming: Incoming, request: ClassifyRequest, caller: str) -> Answer:
         trace = start_trace()
         bind_request(None, trace)
+        declined = False
         if incoming.better is not None:
-            answer = await self._look_early(node, incoming, request, trace, caller)
+            answer, declined = await self._look_early(node, incoming, request, trace, caller)
             if answer is not None:
                 self._count_arrival(incoming)
                 return answer
             incoming = await _at_its_best(incoming)
         body, received = _image(incoming)
         try:
-            answer = await node.infer(body, request, incoming.started, trace, received=received, caller=caller)
+            answer = await node.infer(
+                body, request, incoming.started, trace, received=received, caller=caller, declined_before=declined
+            )
         except Exception:  # a cancellation is counted as such
             self._count_arrival(incoming)
             raise
@@ -167,10 +170,10 @@ class DatagramServer:
     @staticmethod
     async def _look_early(
         node: EdgeNode, incoming: Incoming, request: ClassifyRequest, trace: TraceContext, caller: str
-    ) -> Answer | None:
+    ) -> tuple[Answer | None, bool]:
         assert incoming.better is not None
         if incoming.better.done():
-            return None
+            return None, False
         body, received = _image(incoming)
         return await node.look_early(body, request, incoming.started, trace, received, caller)
 

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge.servers.shared.request_fields import FIELDS, Source, parse_request
-from hawkvision.core.errors import BadField
+from edge.servers.shared.request_fields import FIELDS, Source, distinct, parse_request, unknown_field
+from hawkvision.core.errors import Unauthorized
 from hawkvision.core.types import Answer, ClassifyRequest
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.keys import Keys
@@ -53,7 +53,9 @@ def check_unkeyed(declared: str | None, keys: Keys) -> None:
         Unauthorized: if it is longer than `UNKEYED_BYTES`, or does not say how long it is.
     """
     if declared is None or not declared.isdigit() or len(declared) > 10 or int(declared) > UNKEYED_BYTES:
-        raise keys.refused()
+        raise Unauthorized(
+            f"{keys.refused().message}, or in 'api_key' of a form that states its length, at most {UNKEYED_BYTES} bytes"
+        )
 
 
 def parse(query: Sequence[Source], fields: Sequence[Source]) -> DeepStackRequest:
@@ -63,13 +65,13 @@ def parse(query: Sequence[Source], fields: Sequence[Source]) -> DeepStackRequest
         BadField: for an unknown field, or a value out of range.
     """
     key, min_confidence = None, MIN_CONFIDENCE
-    for where, name, text in fields:
+    for where, name, text in distinct(fields):
         if name == "api_key":
             key = text or None
         elif name == "min_confidence":
             min_confidence = FIELDS[name].read(f"{where}: {name}", text)
         elif name != "admin_key":
-            raise BadField(f"{where}: unknown field {name[:40]!r}; known fields: image, min_confidence, api_key")
+            raise unknown_field(where, name, ("image", "min_confidence", "api_key"))
     request = parse_request(query)
     most = request.top_k if any(name == "top_k" for _, name, _ in query) else MOST
     return DeepStackRequest(request, min_confidence, most, None if key is None else f"Bearer {key}")

@@ -15,7 +15,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser
 
 from edge.servers.shared.request_fields import MAX_FIELDS, Source
-from hawkvision.core.errors import BadField
+from hawkvision.core.errors import BadField, BadImage, UnsupportedMedia
 
 MAX_PARTS: Final = MAX_FIELDS + 1
 MAX_FIELD_BYTES: Final = 4096
@@ -28,11 +28,29 @@ FORM_ON_LOOP_BYTES: Final = 64 * 1024
 _IMAGE: Final = "image"
 
 
+def is_form(content_type: str) -> bool:
+    """Whether a header Content-Type states a form."""
+    return content_type.lower().startswith("multipart/form-data")
+
+
+def check_form(content_type: str) -> None:
+    """Refuse a body that is no form before it is read.
+
+    Raises:
+        UnsupportedMedia: for another Content-Type.
+    """
+    if not is_form(content_type):
+        raise UnsupportedMedia(
+            f"Content-Type {content_type[:60]!r}: expected multipart/form-data with the image in a part named "
+            f"{_IMAGE!r}"
+        )
+
+
 async def read_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
     """As `parse_form`, in a thread if the form is large.
 
     Raises:
-        BadField: as `parse_form`.
+        BadField, BadImage: as `parse_form`.
     """
     if len(body) <= FORM_ON_LOOP_BYTES:
         return parse_form(content_type, body)
@@ -48,6 +66,7 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
 
     Raises:
         BadField: if it is malformed or cut off, or has no image, several images or another file.
+        BadImage: if the image is empty.
     """
     boundary = _parameter(content_type, "boundary")
     if not boundary:
@@ -77,8 +96,10 @@ def parse_form(content_type: str, body: bytes) -> tuple[bytes, list[Source]]:
         raise BadField(f"multipart: {error}") from None
     if not reader.ended:
         raise BadField("multipart: the form is cut off; expected the boundary and '--' at its end")
-    if not reader.image:
+    if reader.image is None:
         raise BadField(f"multipart: expected the image in a part named {_IMAGE!r}")
+    if not reader.image:
+        raise BadImage(f"multipart: the part {_IMAGE!r} is empty; expected an image in it")
     return reader.image, reader.fields
 
 

@@ -16,9 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge.servers import deepstack
 from edge.servers.fast_path import LOCAL, WholeBody
-from edge.servers.forms import read_form
+from edge.servers.forms import check_form, is_form, read_form
 from edge.servers.info_routes import CALLER, pages
 from edge.servers.oip import routes as oip_routes
+from edge.servers.shared.content_encoding import read_body
 from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.http_messages import (
     Answered,
@@ -176,7 +177,9 @@ class HttpApp:
         else:
             deepstack.check_unkeyed(header(headers, b"content-length"), keys)
         content_type = header(headers, b"content-type") or ""
-        image, fields = await read_form(content_type, await body.read(header(headers, b"content-length")))
+        check_form(content_type)
+        data = await read_body(body, headers, self._front.bodies.max_body_bytes if keyed else deepstack.UNKEYED_BYTES)
+        image, fields = await read_form(content_type, data)
         asked = deepstack.parse(read_query(scope["query_string"]), fields)
         if not keyed:
             caller = self._authorize(scope, INFER, asked.authorization)
@@ -205,14 +208,13 @@ class HttpApp:
         """
         raw_headers = scope["headers"]
         ours = tuple(entry for entry in raw_headers if entry[0].startswith(b"x-hawkvision-"))
-        content_type = (header(raw_headers, b"content-type") or "").lower()
-        declared = header(raw_headers, b"content-length")
-        if content_type.startswith("multipart/form-data"):
-            data = await body.read(declared)
-            image, fields = await read_form(header(raw_headers, b"content-type") or "", data)
+        content_type = header(raw_headers, b"content-type") or ""
+        limit = self._front.bodies.max_body_bytes
+        if is_form(content_type):
+            image, fields = await read_form(content_type, await read_body(body, raw_headers, limit))
             request = parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
             return self._chosen(tasks, request.task, kind or request.kind, scope, body), image, request, None
-        if content_type.startswith(_NOT_IMAGES):
+        if content_type.lower().startswith(_NOT_IMAGES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the image itself (JPEG, PNG or WebP) as the body, "
                 "or a multipart form with the image in 'image'"
@@ -220,7 +222,7 @@ class HttpApp:
         request = read_request(scope["query_string"], ours)
         node = self._chosen(tasks, request.task, kind or request.kind, scope, body)
         image_header = probe_begun(body.begun())
-        return node, await body.read(declared), request, image_header
+        return node, await read_body(body, raw_headers, limit), request, image_header
 
     def _authorize(self, scope: Scope, needed: Scopes, authorization: str | None = None) -> str:
         """The caller, by the header Authorization or by `authorization`, which stands for one."""

@@ -18,6 +18,8 @@ from edge.servers import api_page, openapi
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
+from edge.servers.shared.http_messages import error_headers
+from edge.servers.shared.request_fields import read_task
 from edge.serving.targets_listing import describe_targets
 from edge.serving.tasks import describe_tasks, readiness
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
@@ -31,18 +33,15 @@ def pages(frontend: Frontend) -> Starlette:
     """The application that answers every request without an image, for this front end."""
     ready_tasks, metrics = frontend.ready_tasks, frontend.metrics
 
-    async def healthz(_: Request) -> Response:
-        return _json({"status": "alive"})
-
     async def readyz(request: Request) -> Response:
         known = frontend.keys.caller_of(request.headers.get("authorization")) is not None
-        return _json(readiness(ready_tasks(), request.query_params.get("task"), with_reasons=known))
+        return _json(readiness(ready_tasks(), read_task(request.scope["query_string"]), with_reasons=known))
 
     async def tasks(_: Request) -> Response:
         return _json(describe_tasks(ready_tasks()))
 
     async def targets(request: Request) -> Response:
-        node = ready_tasks().node(request.query_params.get("task"))
+        node = ready_tasks().node(read_task(request.scope["query_string"]))
         return _json(describe_targets(node, request.scope.get(CALLER, "")))
 
     async def transport(_: Request) -> Response:
@@ -56,29 +55,12 @@ def pages(frontend: Frontend) -> Starlette:
         return _json(openapi.document())
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/")))
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 405:
-            ours: HawkVisionError = MethodNotAllowed(f"{request.url.path} does not take {request.method}")
-        elif error.status_code == 404:
-            ours = NotFound(f"no such path {request.url.path[:100]!r}; /docs lists what there is")
-        else:
-            ours = BadField(str(error.detail))
-        return _json(ours.body(), ours.status, error.headers)
-
-    async def on_refusal(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HawkVisionError)
-        return _json(error.body(), error.status)
-
-    async def on_defect(_: Request, error: Exception) -> Response:
-        return _json(internal_error(error).body(), 500)
+        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/"), frontend.served_kinds()))
 
     get = ["GET"]
     rest = Starlette(
         routes=[
-            Route("/healthz", healthz, methods=get),
+            Route("/healthz", _healthz, methods=get),
             Route("/readyz", readyz, methods=get),
             *extension_routes(frontend),  # first: `/v2/models/stats` is no task
             *oip_routes.routes(ready_tasks),
@@ -90,9 +72,9 @@ def pages(frontend: Frontend) -> Starlette:
             Route("/docs", docs, methods=get),
         ],
         exception_handlers={
-            HTTPException: on_http_error,
-            HawkVisionError: on_refusal,
-            Exception: on_defect,
+            HTTPException: _on_http_error,
+            HawkVisionError: _on_refusal,
+            Exception: _on_defect,
         },
     )
     # A redirect would send the caller's own Host header back; a wrong path is not found.
@@ -102,3 +84,28 @@ def pages(frontend: Frontend) -> Starlette:
 
 def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        ours: HawkVisionError = MethodNotAllowed(f"{request.url.path} does not take {request.method}")
+    elif error.status_code == 404:
+        ours = NotFound(f"no such path {request.url.path[:100]!r}; /docs lists what there is")
+    else:
+        ours = BadField(str(error.detail))
+    return _json(ours.body(), ours.status, error.headers)
+
+
+async def _on_refusal(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HawkVisionError)
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return _json(error.body(), error.status, headers)
+
+
+async def _on_defect(_: Request, error: Exception) -> Response:
+    return _json(internal_error(error).body(), 500)
+
+
+async def _healthz(_: Request) -> Response:
+    return _json({"status": "alive"})

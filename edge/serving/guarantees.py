@@ -55,10 +55,11 @@ class Guarantees:
         """Put other certificates in force. Requests under way will claim nothing.
 
         Raises:
-            ManifestError: if they are about other models of the edge stage than those that are loaded, or about images
-                that are sent in another way.
+            ManifestError: if they are about other models of the edge stage or other labels than those that are loaded,
+                or about images that are sent in another way.
         """
         stage = self.stage
+        found.profile.check_labels(stage.kind.labels)
         if found.policy.shrinks_images != self.policy.shrinks_images:
             raise ManifestError(
                 "the profile is about images that are made smaller before they are sent, or was so before, and now is "

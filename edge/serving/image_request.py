@@ -48,6 +48,8 @@ class ImageRequest:
     """The part of the caller's image that `body` is."""
     turns: Turns | None = None
     """Of a request that has several images."""
+    declined_before: bool = False
+    """Whether the edge stage has looked at a smaller part of the image and its answer was not accepted."""
     admitted: Admitted | None = None
     """Its part of the work that waits, if it is heavy."""
 

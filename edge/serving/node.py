@@ -108,6 +108,7 @@ class EdgeNode:
         header: ImageHeader | None = None,
         caller: str = "",
         turns: Turns | None = None,
+        declined_before: bool = False,
     ) -> Answer:
         """Answer one image.
 
@@ -121,6 +122,7 @@ class EdgeNode:
             header: of `body`, if it was probed already.
             caller: whose evidence this is: `KEY` and the name of its API key, or its address.
             turns: of a request that has several images and was admitted as a whole.
+            declined_before: whether the edge stage has looked at less of the image (`look_early`).
 
         Raises:
             CallerGone: if the caller hung up.
@@ -128,6 +130,7 @@ class EdgeNode:
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
         image = self._image(body, request, started, trace, hang_up, received, header, caller)
+        image.declined_before = declined_before
         handler = self._handler(self.context, image)
         if turns is not None:
             image.turns, image.admitted = turns, turns.admitted
@@ -153,19 +156,19 @@ class EdgeNode:
         trace: TraceContext,
         received: Received,
         caller: str = "",
-    ) -> Answer | None:
-        """The edge's answer to a part of an image while the rest is under way; None if `infer` would not accept it.
+    ) -> tuple[Answer | None, bool]:
+        """The edge's answer to a part of an image while the rest is under way, and whether the edge stage ran.
 
-        Nothing is escalated.
+        The answer is None if `infer` would not accept it. Nothing is escalated.
 
         Raises:
             RequestError, ServiceError: as `infer`.
         """
         image = self._image(body, request, started, trace, None, received, None, caller)
-        answer = await self._handler(self.context, image).try_partial_image()
+        answer, ran = await self._handler(self.context, image).try_partial_image()
         if answer is not None:
             self._count[answer.accuracy.status]()
-        return answer
+        return answer, ran
 
     async def close(self) -> None:
         """Stop watching and auditing, finish what is queued, close connections, the backend and the state file."""

@@ -62,15 +62,18 @@ class RequestHandler:
             case Escalate():
                 return await self._escalated(decision, edge)
 
-    async def try_partial_image(self) -> Answer | None:
-        """The edge's answer to a part of the image, if the target accepts it; None to wait for the rest."""
+    async def try_partial_image(self) -> tuple[Answer | None, bool]:
+        """The edge's answer to a part of the image, if the target accepts it, and whether the edge stage ran.
+
+        None means to wait for the rest.
+        """
         if self.image.route.direct or self.image.route.below_target or self.image.cost.heavy:
-            return None
+            return None, False
         edge = await self.run_edge()
         if self._decide(edge) == Accept() and not below_target(self.image, edge):
-            return self.finish_at_edge(edge)
+            return self.finish_at_edge(edge), True
         record_unanswered(self.context, self.image, edge)
-        return None
+        return None, True
 
     async def run_reference(self) -> Answer:
         """Ask the reference stage without running the edge stage first."""

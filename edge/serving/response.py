@@ -39,7 +39,8 @@ def edge_answer(
             image.route,
             Tier.EDGE,
             image.controllers,
-            degraded=degraded,
+            # A certificate is about one look at an image. After another one an acceptance adds to what it gives up.
+            degraded=degraded or image.declined_before,
             version=image.versions is context.served.versions and guarantees.as_certified(image.route, image.received),
         ),
         # True also for a datacenter that was asked and answered too late.
@@ -74,15 +75,15 @@ def datacenter_answer(
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.started) * 1e3
     certified = image.versions is context.served.versions and guarantees.as_certified(route, received, reply)
+    # Certificates of received images are about edge and reference stage on the same one. Here the edge saw more of it.
+    uncovered = below_target or received != image.received
     return Answer(
         id=random_hex(32),
         task=context.task,
         prediction=reply.prediction,
         model=reply.model,
         tier=Tier.DATACENTER,
-        accuracy=guarantees.of_answer(
-            route, Tier.DATACENTER, image.controllers, degraded=below_target, version=certified
-        ),
+        accuracy=guarantees.of_answer(route, Tier.DATACENTER, image.controllers, degraded=uncovered, version=certified),
         escalated=True,
         reason=reason,
         degraded=below_target,

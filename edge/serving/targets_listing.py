@@ -91,7 +91,7 @@ def _min_accuracy(node: EdgeNode, max_drop: float | None) -> float | None:
     """None where nothing is certified, or no accuracy was measured where the certificates were made."""
     if max_drop is None or not node.policy.accuracy_known:
         return None
-    return node.policy.certified_accuracy(max_drop)
+    return max(0.0, node.policy.certified_accuracy(max_drop))
 
 
 def _latency(node: EdgeNode, route: Route) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, NotFound, NotReady
-from hawkvision.tasks.registry import INFER_PATH
+from hawkvision.tasks.registry import INFER_PATH, form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class ServedTasks:
             raise NotFound(self._not_served(task, kind))
         if kind is not None and kind_of(found) not in (None, kind):
             raise BadField(
-                f"task: {found.task!r} is of kind {kind_of(found)!r}, and {kind!r} is asked for; {INFER_PATH} answers "
-                "every kind"
+                f"task: {found.task!r} is of kind {kind_of(found)!r}, not {kind[:40]!r}; POST "
+                f"{form_of(kind_of(found))} answers it"
             )
         assert isinstance(found, TaskFailure), "a node of the right kind was returned"
         if not with_reason:
@@ -91,7 +91,10 @@ class ServedTasks:
     def _not_served(self, task: str | None, kind: str | None) -> str:
         served = ", ".join(f"{entry.task!r} ({kind_of(entry) or 'not loaded'})" for entry in self.entries)
         if task is None:
-            return f"no task of kind {kind!r} is served here; this node serves {served}"
+            return (
+                f"no task of kind {(kind or '')[:40]!r} is served here; this node serves {served}; POST "
+                f"{INFER_PATH}?task=NAME answers any of them"
+            )
         return f"task {task[:100]!r} is not served here; this node serves {served}"
 
 

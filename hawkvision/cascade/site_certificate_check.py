@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from hawkvision.cascade.certification.profile import Condition, Pair, Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.advice import advise
@@ -13,7 +15,7 @@ def site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tup
 
     Raises:
         ManifestError: if the site has no such pair, or its certificates were made for another task, other models,
-            temperatures or kinds of score than the profile's.
+            temperatures, kinds of score or images as sent than the profile's.
     """
     found = site.pair(pair.edge, pair.best)
     if site.task != profile.task:
@@ -25,6 +27,11 @@ def site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tup
             f"the site's certificates compare scores {found.score} of {pair.edge} and {found.intermediate_score} of "
             f"the intermediate stage {found.intermediate}, but the profile {scores[0]} and {scores[1]} of "
             f"{intermediate}; run `hawkvision certify` again"
+        )
+    if site.data.shrinks_images not in (UNSET, profile.shrinks_images):
+        raise ManifestError(
+            "the site's certificates and the profile differ on whether images are made smaller before they are sent; "
+            f"run `{advise('certify', '--task', profile.task, '--data', 'IMAGES')}` again"
         )
     for name in (pair.edge, pair.best, *(() if intermediate is None else (intermediate,))):
         stage, expected = site.stage(name), profile.stage(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Answer, target_fields
+from hawkvision.system.unicode_fallback import on_one_line
 
 WIDE: Final = 120
 """Terminal width from which on the model has its own column."""
@@ -50,7 +51,7 @@ class AnswerTable:
 
     def add(self, name: str, answer: Answer) -> None:
         """Add a row with the image's name."""
-        self.rows.append((name, answer))
+        self.rows.append((on_one_line(name), answer))
 
     def show(self, console: Console | None = None) -> None:
         """Print the table, within the width of a terminal, where columns with a single value are left out."""
@@ -82,13 +83,21 @@ class AnswerTable:
 class CsvRows:
     """Writes each outcome at once as a row, so that an interrupted run keeps its rows."""
 
-    def __init__(self, writer: csv.DictWriter[str]) -> None:
+    def __init__(self, path: Path, writer: csv.DictWriter[str]) -> None:
+        self._path = path
         self._writer = writer
+        self._write([dict(zip(writer.fieldnames, writer.fieldnames, strict=True))])
+
+    def _write(self, rows: Iterable[Mapping[str, object]]) -> None:
+        try:
+            self._writer.writerows(rows)
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
 
     def answer(self, image: Path, answer: Answer) -> None:
         """Write a row for an answer, or one for each of its objects."""
         guaranteed = answer.accuracy
-        self._writer.writerows(
+        self._write(
             {
                 "image": image,
                 **found,
@@ -106,24 +115,31 @@ class CsvRows:
 
     def failure(self, image: Path, error: Exception) -> None:
         """Write a row for an image without an answer."""
-        self._writer.writerow({"image": image, "error": " ".join(str(error).split())})
+        self._write([{"image": image, "error": " ".join(str(error).split())}])
 
 
 @contextmanager
 def csv_rows(path: Path, *, boxes: bool = False) -> Iterator[CsvRows]:
     """A CSV file (RFC 4180, UTF-8) with the columns `CSV_COLUMNS`, and with `boxes` also `BOX_COLUMNS`.
 
+    Bytes of a file's name that are no UTF-8 are written as `\\udc..`.
+
     Raises:
-        ConfigError: if it cannot be written.
+        ConfigError: if it cannot be written, now or later.
     """
     try:
-        opened = path.open("w", newline="", encoding="utf-8", buffering=1)
+        file = path.open("w", newline="", encoding="utf-8", errors="backslashreplace", buffering=1)
     except OSError as error:
-        raise ConfigError(f"--out: {path}: cannot write: {error.strerror}") from None
-    with opened as file:
-        writer = csv.DictWriter(file, (*CSV_COLUMNS, *BOX_COLUMNS) if boxes else CSV_COLUMNS)
-        writer.writeheader()
-        yield CsvRows(writer)
+        raise _unwritable(path, error) from None
+    try:
+        yield CsvRows(path, csv.DictWriter(file, (*CSV_COLUMNS, *BOX_COLUMNS) if boxes else CSV_COLUMNS))
+    finally:
+        with suppress(OSError):  # each row was written at once, or its failure was raised
+            file.close()
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out: {path}: cannot write: {error.strerror}")
 
 
 def _confidence(answer: Answer) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
 import typer
 
 from hawkvision.cli import options
-from hawkvision.core.errors import ConfigError, HawkVisionError
+from hawkvision.core.errors import ConfigError
+from hawkvision.system.unicode_fallback import on_one_line
 
 if TYPE_CHECKING:
     from hawkvision.cli.answer_table import AnswerTable, CsvRows
@@ -150,11 +151,12 @@ def _ask(
 ) -> None:
     """Ask about all images, and print, write and draw what comes."""
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
+    from hawkvision.cli.drawn_answers import drawing, drawing_files
     from hawkvision.client.blocking import Client
     from hawkvision.models.datasets import image_files
 
     files, table = image_files(expanded(given.images)), AnswerTable()
-    drawn = None if given.draw is None else _targets(given.draw, files)
+    drawn = None if given.draw is None else drawing_files(given.draw, files)
     with ExitStack() as stack:
         rows = None if given.out is None else stack.enter_context(csv_rows(given.out, boxes=call != "classify_batch"))
         client = stack.enter_context(
@@ -166,48 +168,13 @@ def _ask(
         if given.wait:
             client.wait_ready(given.wait)
         outcomes = _with_progress(files, getattr(client, call)(files, concurrency=given.concurrency, **fields))
-        failures = report(_drawing(outcomes, drawn), table, rows, as_json=given.as_json)
+        failures = report(drawing(outcomes, drawn), table, rows, as_json=given.as_json)
     if not given.as_json and given.out is None and table.rows:
         table.show()
     if given.out is not None:
         typer.echo(f"{len(files) - failures} answers and {failures} errors written to {given.out}")
     if failures:
         raise typer.Exit(1)
-
-
-def _targets(draw: Path, files: Sequence[Path]) -> list[Path]:
-    """Where each image is drawn; makes the folder.
-
-    Raises:
-        ConfigError: if there can be no such folder, or two images have one name.
-    """
-    if len(files) == 1 and draw.suffix and not draw.is_dir():
-        return [draw]
-    if len({file.name for file in files}) < len(files):
-        raise ConfigError("--draw: expected images of different names, because one folder takes all of them")
-    try:
-        draw.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--draw: {draw}: {error.strerror}") from None
-    return [draw / file.name for file in files]
-
-
-def _drawing(outcomes: Iterable[tuple[Path, Outcome]], drawn: Sequence[Path] | None) -> Iterator[tuple[Path, Outcome]]:
-    """The outcomes; each answer is drawn, and is an error if that fails."""
-    for number, (file, outcome) in enumerate(outcomes):
-        if drawn is None or isinstance(outcome, Exception):
-            yield file, outcome
-            continue
-        from hawkvision.imaging.drawing import LabelledBox, draw_boxes
-
-        objects = outcome.to_json()["objects"]
-        boxes = [LabelledBox(f"{o['label']} {o['confidence']:.2f}", o["index"], o["box"]) for o in objects]
-        try:
-            draw_boxes(file, boxes, drawn[number])
-        except (HawkVisionError, OSError) as error:
-            yield file, error
-        else:
-            yield file, outcome
 
 
 def _with_progress(files: Sequence[Path], outcomes: Iterable[Outcome]) -> Iterable[tuple[Path, Outcome]]:
@@ -227,7 +194,7 @@ def report(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: C
     for file, outcome in outcomes:
         if isinstance(outcome, Exception):
             failures += 1
-            typer.echo(f"error: {file}: {outcome}", err=True)
+            typer.echo(f"error: {on_one_line(f'{file}: {_reason(outcome)}')}", err=True)
             if rows is not None:
                 rows.failure(file, outcome)
             continue
@@ -240,16 +207,23 @@ def report(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: C
     return failures
 
 
+def _reason(error: Exception) -> str:
+    """Why there is no answer, for a line that names the file."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
 def expanded(words: Sequence[str]) -> list[Path]:
     """The paths, with each pattern replaced by the files that match it, sorted by name.
 
     A word that names an existing file is no pattern.
 
     Raises:
-        ConfigError: if a pattern matches no file.
+        ConfigError: if a pattern matches no file, or a word is empty.
     """
     paths: list[Path] = []
     for word in words:
+        if not word:  # a variable that is not set, and `Path("")` is the working folder
+            raise ConfigError("images: expected files, folders or patterns, got an empty word")
         if Path(word).exists() or not glob.has_magic(word):
             paths.append(Path(word))
             continue

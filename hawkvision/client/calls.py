@@ -39,7 +39,7 @@ class ImageCalls(ABC):
     """What a client needs beyond `send` and `tasks` to ask about images."""
 
     _kinds: dict[str, str | None] | None = None
-    """The kind of each task that the node serves; None until it is known."""
+    """The kind of each task that the node served when it was asked; None until it has been."""
 
     @abstractmethod
     async def send(self, path: str, image: Image, form: PixelFormat, fields: ClassifyFields) -> dict[str, Any]:
@@ -82,16 +82,19 @@ class ImageCalls(ABC):
         listing = asyncio.create_task(self._kinds_of_tasks())
         deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
         until = None if deadline_ms is None else asyncio.get_running_loop().time() + deadline_ms / 1e3
-        kinds: dict[str, str | None] = {}
+        kind: str | None = None
         try:
             answered = await self.send(INFER_PATH, image, form, fields)
+            task = str(answered.get("task"))
             with suppress(TimeoutError):  # an answer is not kept back beyond its deadline for its type
                 async with asyncio.timeout_at(until):
                     kinds = await listing
+                    if task not in kinds and self._kinds is not None:
+                        kinds = await self._listed_anew(task)
+                    kind = kinds.get(task)
         finally:
             listing.cancel()
-        task = answered.get("task")
-        return answer_from_json(answered, _prediction(kinds.get(task) if isinstance(task, str) else None))
+        return answer_from_json(answered, _prediction(kind))
 
     async def classify(
         self,
@@ -180,6 +183,13 @@ class ImageCalls(ABC):
             except (HawkVisionError, TypeError, KeyError, AttributeError):
                 return {}  # an earlier release, or it cannot be asked now
         return self._kinds
+
+    async def _listed_anew(self, task: str) -> dict[str, str | None]:
+        """The kinds once more, for a task that was not listed: the node may have been started anew since."""
+        self._kinds = None
+        kinds = await self._kinds_of_tasks()
+        kinds.setdefault(task, None)  # the node is not asked about it again
+        return kinds
 
 
 async def _batch(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 from urllib.parse import urlencode
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import OnMiss, Pixels, Quality
 
-Image: TypeAlias = bytes | str | os.PathLike[str] | Pixels
+Image: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | Pixels
 """An encoded image, the path of one, or uint8 pixels (height, width, 3)."""
 
 Encoding: TypeAlias = Literal["png", "jpeg"]
@@ -55,9 +57,12 @@ def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
     """The fields as query parameters; None is left out.
 
     Raises:
-        BadField: if more than one target is given.
+        BadField: if more than one target is given, or the deadline is no number above 0, by which the client waits.
     """
     given = {name: value for name, value in fields.items() if value is not None}
+    deadline_ms: Any = given.get("deadline_ms", 1.0)
+    if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, Real) or not 0.0 < float(deadline_ms) < math.inf:
+        raise BadField(f"deadline_ms: expected milliseconds, a number above 0; got {deadline_ms!r:.60}")
     targets = [name for name in TARGETS if name in given]
     if len(targets) > 1:
         raise BadField(f"expected at most one of {', '.join(TARGETS)}; got {' and '.join(targets)}")
@@ -121,13 +126,20 @@ def datagram_request(query: dict[str, str]) -> DatagramRequest:
             del shared["deadline_ms"]
             deadline_s = deadline_ms / 1e3
     meta = shared.get("stream", "").encode()
-    if len(meta) <= MAX_META:
+    if 0 < len(meta) <= MAX_META:
         shared.pop("stream", None)
     else:
         meta = b""
     fast = shared.get("quality") == Quality.FAST.value
     accept_late = shared.get("on_miss") != OnMiss.FAIL.value
     return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, accept_late)
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except ValueError as error:  # a null character
+        raise BadField(f"image: {path!r:.60} is no path: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +151,16 @@ class PixelFormat:
     """The order of the channels; None is RGB."""
 
     def check(self, image: Image) -> None:
-        """Refuse options that do not apply to this image.
+        """Refuse what is no image, and options that do not apply to this one.
 
         Raises:
-            BadField: if an option is unknown, or is given for an encoded image.
+            BadField: if an option is unknown, or is given for an encoded image, or if this is of another type.
         """
+        if not isinstance(image, bytes | bytearray | memoryview | str | os.PathLike | np.ndarray):
+            raise BadField(
+                f"image: expected an encoded image, a path, or an array of pixels, such as np.asarray(...) of a PIL "
+                f"image in RGB; got {type(image).__name__}"
+            )
         for name, value, known in (("encoding", self.encoding, ENCODINGS), ("color", self.color, COLORS)):
             if value is None:
                 continue
@@ -159,17 +176,18 @@ class PixelFormat:
             BadField: if the array is no image.
             OSError: if the path cannot be read.
         """
-        if isinstance(image, bytes):
-            return image
+        if isinstance(image, bytes | bytearray | memoryview):
+            return bytes(image)
         if not isinstance(image, np.ndarray):
-            return await asyncio.to_thread(Path(image).read_bytes)
+            return await asyncio.to_thread(_read, image)
         if pixels and self.encoding is None:
             return np.ascontiguousarray(image[..., ::-1]) if self.color == "bgr" else image
         return await asyncio.to_thread(self._encoded, image)
 
     def _encoded(self, pixels: Pixels) -> bytes:
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-            raise BadField(f"image: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}")
+            advice = "; an encoded image is sent as bytes" if pixels.ndim == 1 else ""
+            raise BadField(f"image: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}{advice}")
         # Imported here because most callers send encoded images, and OpenCV takes 100 ms to load.
         import cv2
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_address import check_address
 from hawkvision.datacenter.deployment.ray_settings import CONNECTION_RETRIES, TUNING
 from hawkvision.datacenter.deployment.ray_version import check_ray
+from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs
+
+if TYPE_CHECKING:
+    from hawkvision.datacenter.servers.readiness import TaskState
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -33,8 +38,8 @@ def deploy(config: DatacenterConfig, address: str) -> None:
 
     Raises:
         ConfigError: if the stages are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
-        BackendError: if the application does not start on the cluster, with Serve's message, or is not ready within
-            `config.deploy_timeout_s`.
+        BackendError: if a task cannot be served there, with the reason; once all others are, if there are any. Or if
+            they are not ready within `config.deploy_timeout_s`.
     """
     check_ray()
     check_address(address)
@@ -52,44 +57,61 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     from hawkvision.datacenter.ingress.application import application
     from hawkvision.datacenter.ingress.deploying import run_application
 
-    app = application(config)
+    catalogs = load_catalogs(config)
+    app = application(config, catalogs=catalogs)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(f"dc.address: cannot use the Ray at {address!r}: {_one_line(error)}") from None
     try:
         run_application(app, config, HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
-        _wait_until_ready(config)
+        _wait_until_ready(config, catalogs)
     finally:
         ray.shutdown()
 
 
-def _wait_until_ready(config: DatacenterConfig) -> None:
-    """Wait until the application runs and each stage has a replica; log what is missing.
+def _wait_until_ready(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
+    """Wait until each task is served or has failed; log what is missing.
 
     Raises:
-        BackendError: if it failed to start, or is not ready in time.
+        BackendError: if a task has failed, or if they are not ready in time.
     """
     import ray
 
-    from hawkvision.datacenter.ingress.deploying import is_running, readiness
+    from hawkvision.datacenter.ingress.deploying import Progress, missing, task_states_blocking
 
     # On the cluster: the ingress can be called from there, and perhaps not from here (ray://).
-    asked = ray.remote(num_cpus=0)(readiness)
+    asked = ray.remote(num_cpus=0)(task_states_blocking)
+    progress = Progress(config, catalogs)
     ends = time.monotonic() + config.deploy_timeout_s
     shown = None
     while True:
-        missing: str | None = "Serve starts its replicas"
-        if is_running(config.app_name):
-            missing = ray.get(asked.remote(config.app_name))
-        if missing is None:
-            return
-        if missing != shown:
-            log.info("%s: %s", config.app_name, missing)
-            shown = missing
+        waits_for: str | None = "Serve starts its replicas"
+        if progress.is_running():
+            states = ray.get(asked.remote(config.app_name))
+            waits_for = missing(states)
+            if waits_for is None:
+                _check_all_served(states)
+                return
+        if waits_for != shown:
+            log.info("%s: %s", config.app_name, waits_for)
+            shown = waits_for
         if time.monotonic() > ends:
-            raise BackendError(f"{config.app_name!r} is not ready after {config.deploy_timeout_s:g} s: {missing}")
+            raise BackendError(f"{config.app_name!r} is not ready after {config.deploy_timeout_s:g} s: {waits_for}")
         time.sleep(_POLL_S)
+
+
+def _check_all_served(states: tuple[TaskState, ...]) -> None:
+    """Report the tasks that are not served beside others that are.
+
+    Raises:
+        BackendError: names all of them.
+    """
+    from hawkvision.datacenter.ingress.deploying import failures
+
+    if failed := failures(states):
+        served = ", ".join(state.task for state in states if state.status == "ready")
+        raise BackendError(f"{'; '.join(failed)}; served: {served}")
 
 
 def _one_line(error: object) -> str:

@@ -10,6 +10,8 @@ at their own size would lose accuracy, while scaling down averages the loss of b
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,6 +115,11 @@ class Reducer:
         size = max(1, round(kept.width * kept.scale)), max(1, round(kept.height * kept.scale))
         small: Pixels = cv2.resize(part, size, interpolation=cv2.INTER_AREA)
         return small
+
+
+def useful_side(inputs: Iterable[InputSpec]) -> int:
+    """The most pixels of an image's shorter side that any of these inputs uses."""
+    return max(math.ceil(max(each.height, each.width) / each.crop_fraction) for each in inputs)
 
 
 def _pixels_per_pixel(height: int, width: int, spec: InputSpec) -> float:

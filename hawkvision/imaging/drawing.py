@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 
 from hawkvision.core.errors import BadImage
+from hawkvision.system.unicode_fallback import plain
 
 GOLDEN: Final = 0.618034
 """Share of the colour wheel between two classes, so that neighbouring indices differ."""
@@ -28,8 +29,15 @@ class LabelledBox(NamedTuple):
     """x1, y1, x2, y2: fractions of the width and height of the upright image."""
 
 
+def can_write(target: Path) -> bool:
+    """Whether the name of a file says a format that `draw_boxes` writes."""
+    return target.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp")
+
+
 def draw_boxes(source: Path, boxes: Iterable[LabelledBox], target: Path) -> None:
     """Write the upright image of `source` with boxes to `target`, in the format that its name says.
+
+    Labels are written in ASCII, as `plain` spells them.
 
     Raises:
         BadImage: if the image cannot be read, or not be written in that format.
@@ -41,7 +49,8 @@ def draw_boxes(source: Path, boxes: Iterable[LabelledBox], target: Path) -> None
     height, width = pixels.shape[:2]
     line = max(1, round(min(height, width) / 250))
     scale = max(LEAST_TEXT, min(height, width) / 900)
-    for text, class_index, (x1, y1, x2, y2) in boxes:
+    for label, class_index, (x1, y1, x2, y2) in boxes:
+        text = plain(label)
         left, top, right, bottom = round(x1 * width), round(y1 * height), round(x2 * width), round(y2 * height)
         colour = _colour(class_index)
         cv2.rectangle(pixels, (left, top), (right, bottom), colour, line)

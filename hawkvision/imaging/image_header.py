@@ -15,13 +15,9 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TypeAlias
 
 from hawkvision.core.errors import BadImage, UnsupportedMedia
-
-Encoded: TypeAlias = bytes | bytearray | memoryview
-"""An encoded image as it was received."""
+from hawkvision.imaging.image_formats import READ_FORMATS, Encoded, ImageFormat, recognise
 
 MAX_SEGMENTS = 512
 """JPEG segments before the first scan. Each holds up to 64 KiB, so 512 are 32 MiB of metadata, three times the largest
@@ -43,64 +39,6 @@ _SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
 
 _EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 """Field types of the orientation that cameras use; the standard demands 3."""
-_MORE = "JPEG, PNG and WebP images are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
-
-_FOREIGN: tuple[tuple[bytes, str], ...] = (
-    (b"GIF8", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "BigTIFF"),
-    (b"MM\0+", "BigTIFF"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
-    (b"\0\0\0\x0cJXL ", "JPEG XL"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\x01\0", "an icon (ICO)"),
-    (b"8BPS", "Photoshop (PSD)"),
-    (b"%PDF", "PDF"),
-    (b"\x1f\x8b", "gzip"),
-    (b"PK\x03\x04", "ZIP"),
-    (b"RIFF", "a RIFF file that is not WebP"),
-    (b"\x93NUMPY", "a NumPy array"),
-)
-
-_ISO_BRANDS = {
-    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
-    **dict.fromkeys((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"), "HEIC"),
-    **dict.fromkeys((b"mif1", b"msf1", b"mif2"), "HEIF"),
-}
-"""Brands of still images in ISO files, most specific first."""
-_MAX_BRANDS = 16
-
-
-class ImageFormat(StrEnum):
-    """Formats that can be read: three always, the others by `imaging.pillow_formats`."""
-
-    JPEG = "jpeg"
-    PNG = "png"
-    WEBP = "webp"
-    GIF = "gif"
-    BMP = "bmp"
-    TIFF = "tiff"
-    HEIF = "heif"
-    AVIF = "avif"
-
-    @property
-    def native(self) -> bool:
-        """Whether every node and tier reads the format without extras."""
-        return self in (ImageFormat.JPEG, ImageFormat.PNG, ImageFormat.WEBP)
-
-
-_OTHERS = {
-    "GIF": ImageFormat.GIF,
-    "BMP": ImageFormat.BMP,
-    "TIFF": ImageFormat.TIFF,
-    "BigTIFF": ImageFormat.TIFF,
-    "HEIC": ImageFormat.HEIF,
-    "HEIF": ImageFormat.HEIF,
-    "AVIF": ImageFormat.AVIF,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +87,7 @@ def probe(body: Encoded) -> ImageHeader:
         return _probe_webp(view)
     if any(signature.startswith(head[: len(signature)]) for signature in _SIGNATURES) and len(head) < 12:
         raise BadImage(f"the image ends after {len(head)} bytes, inside its header")
-    raise UnsupportedMedia(f"the body looks like {_recognise(bytes(view[:128]))}; {_MORE}")
+    raise UnsupportedMedia(f"the body looks like {recognise(bytes(view[:128]))}; {READ_FORMATS}")
 
 
 def probe_begun(begun: bytes) -> ImageHeader | None:
@@ -188,31 +126,6 @@ def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
 def png_chunk_is_sound(view: memoryview, start: int, end: int) -> bool:
     """Whether the chunk with the payload at this place has the right checksum."""
     return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
-
-
-def other_format(body: Encoded) -> ImageFormat | None:
-    """The format that a body seems to have, of those that not every node reads."""
-    name = _recognise(bytes(memoryview(body).cast("B")[:128]))
-    return _OTHERS.get(name)
-
-
-def _recognise(head: bytes) -> str:
-    if head[4:8] == b"ftyp":
-        end = min(int.from_bytes(head[:4], "big"), len(head), 16 + 4 * _MAX_BRANDS)
-        brands = {head[8:12], *(head[at : at + 4] for at in range(16, end - 3, 4))}
-        return next((name for brand, name in _ISO_BRANDS.items() if brand in brands), "an ISO media file (MP4)")
-    for prefix, name in _FOREIGN:
-        if head.startswith(prefix):
-            return name
-    if head[:1] == b"P" and head[1:2] in b"1234567" and head[2:3].isspace():
-        return "PNM"
-    if head.lstrip()[:1] in (b"{", b"["):
-        return "JSON"
-    if head.lstrip()[:1] == b"<":
-        return "XML, SVG or HTML"
-    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
-        return "text"
-    return f"nothing known (it begins {head[:8].hex(' ')})"
 
 
 def _probe_jpeg(view: memoryview) -> ImageHeader:

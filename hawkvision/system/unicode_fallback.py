@@ -1,4 +1,4 @@
-"""Text for terminals and files without Unicode, for example under `LC_ALL=C`."""
+"""Text for terminals: those without Unicode, for example under `LC_ALL=C`, and text that is not ours."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def plain(text: str) -> str:
     """The text in ASCII: symbols spelt out, letters without accents, `?` for the rest."""
     spelt = unicodedata.normalize("NFKD", text.translate(_PLAIN))
     return "".join(c if c.isascii() else "?" for c in spelt if not unicodedata.combining(c))
+
+
+def on_one_line(text: str) -> str:
+    """The text with `?` for line breaks and whatever else a terminal would act on, such as in names of files."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _spelt(error: UnicodeError) -> tuple[str, int]:

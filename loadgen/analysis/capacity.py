@@ -25,7 +25,6 @@ from typing import Final
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from loadgen.analysis.accuracy import IntervalEstimate, mean_difference
 from loadgen.analysis.bootstrap import (
@@ -37,6 +36,7 @@ from loadgen.analysis.bootstrap import (
     clustered_interval,
     occasions,
     quantiles,
+    ranks,
 )
 from loadgen.analysis.rate_search import RateTrial
 from loadgen.analysis.samples import FEWEST_BEYOND
@@ -204,7 +204,7 @@ def judge(
 def confirmation(rate: float, answers: CountedAnswers, goal: CapacityGoal, wanted: int, seed: int) -> Confirmation:
     """The figures of a long run, of at least one request. Its P99's interval is by a block bootstrap."""
     n, latency_ms = len(answers), answers.latency_ms
-    block = block_length(rankdata(latency_ms))
+    block = block_length(ranks(latency_ms))
 
     def statistic(places: Places) -> Floats:
         return quantiles(latency_ms[places], [SHARE])

@@ -9,11 +9,10 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus
-from loadgen.analysis.bootstrap import Floats, Places, block_length, occasions, quantiles
+from loadgen.analysis.bootstrap import Floats, Places, block_length, occasions, quantiles, ranks
 from loadgen.workload.record import RequestOutcome, Run, TargetClass
 
 FEWEST_BEYOND: Final = 10
@@ -61,7 +60,7 @@ class CountedRequests:
 
         Latencies by rank: a single one of many seconds must not hide that all others come in waves.
         """
-        return block_length(rankdata(self.latency_ms), self.in_time.astype(np.float64))
+        return block_length(ranks(self.latency_ms), self.in_time.astype(np.float64))
 
     def occasions(self, share: float, block: int) -> int:
         """On how many separate occasions a percentile was reached."""

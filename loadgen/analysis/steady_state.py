@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
 
 from loadgen.workload.record import RequestOutcome
 
@@ -49,7 +48,7 @@ def is_steady(outcomes: Sequence[RequestOutcome], start_s: float, end_s: float) 
         return None
     medians = np.array([_median(latency[within][block == number]) for number in range(2 * BLOCKS)])
     first, second = medians[:BLOCKS], medians[BLOCKS:]
-    p = float(mannwhitneyu(first, second, alternative="two-sided", method="exact").pvalue)
+    p = _chance(first, second, "two-sided")
     low, high = sorted((_median(first), _median(second)))
     return p >= SIGNIFICANT or not (high > CLEARLY * low and high > low + NOTICEABLE_S)
 
@@ -68,9 +67,16 @@ def is_growing(outcomes: Sequence[RequestOutcome], start_s: float, end_s: float)
         [np.clip(np.minimum(done, to) - np.maximum(due, since), 0.0, None).sum() for since, to in pairwise(edges)]
     ) / np.diff(edges)
     first, second = waiting[:BLOCKS], waiting[BLOCKS:]
-    p = float(mannwhitneyu(first, second, alternative="less", method="exact").pvalue)
+    p = _chance(first, second, "less")
     low, high = float(first.mean()), float(second.mean())
     return p < SIGNIFICANT and high > CLEARLY * low and high > low + ONE_REQUEST
+
+
+def _chance(first: NDArray[np.float64], second: NDArray[np.float64], side: Literal["less", "two-sided"]) -> float:
+    """The p-value of the rank test."""
+    from scipy.stats import mannwhitneyu  # takes a second to import, and short runs do without
+
+    return float(mannwhitneyu(first, second, alternative=side, method="exact").pvalue)
 
 
 def _median(values: NDArray[np.float64]) -> float:

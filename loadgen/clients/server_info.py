@@ -1,17 +1,20 @@
 """What a server says about itself, for the record of a test.
 
 A server of the Open Inference Protocol (Triton, MLServer, …) gives its name and version at /v2. A HawkVision node gives
-its policy, its stages and whether its certificates are valid at /v1/targets.
+its policy, its stages and whether its certificates are valid at /v1/targets, and its tasks at /v1/tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import Final, TypeVar
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
+from hawkvision.core.errors import ConfigError
+from hawkvision.tasks.registry import KIND_OF_FORM
 from loadgen.clients.engine import ServerAddress
 
 TIMEOUT_S: Final = 2.0
@@ -19,6 +22,8 @@ TIMEOUT_S: Final = 2.0
 MAX_BYTES: Final = 256 * 1024
 LONGEST: Final = 60
 """Characters of a word that are kept."""
+MAX_LISTED: Final = 400
+"""Characters of a list of tasks in a message."""
 
 
 class _Metadata(msgspec.Struct):
@@ -37,19 +42,58 @@ class _Targets(msgspec.Struct):
     certificates_valid: bool
 
 
+class _ListedTask(msgspec.Struct):
+    task: str
+    kind: str | None = None
+
+
+class _Tasks(msgspec.Struct):
+    tasks: tuple[_ListedTask, ...]
+
+
 ReplyT = TypeVar("ReplyT")
+
+
+async def check_task(server: ServerAddress, kind: str | None) -> None:
+    """Refuse a test of a task that the server does not list, or lists as one of another kind.
+
+    A server that lists no tasks is tested all the same.
+
+    Args:
+        server: where requests go, and the task that they name.
+        kind: of the task as its manifest here says; None if there is none.
+
+    Raises:
+        ConfigError: naming the tasks that the server lists.
+    """
+    async with _session(server) as session:
+        listed = await _fetch(session, f"{server.url.rstrip('/')}/v1/tasks", _Tasks)
+    if listed is None or not listed.tasks:
+        return
+    served = ", ".join(f"{each.task!r} ({each.kind})" for each in listed.tasks)[:MAX_LISTED]
+    typed = KIND_OF_FORM.get(server.path)
+    if server.task is not None:
+        found = next((each for each in listed.tasks if each.task == server.task), None)
+    else:
+        found = next((each for each in listed.tasks if typed in (None, each.kind)), None)
+    if found is None:
+        raise ConfigError(f"--task {server.task or 'is not given'}: expected one that {server.url} serves: {served}")
+    if kind is not None and found.kind not in (None, kind):
+        raise ConfigError(
+            f"--task {server.task or 'is not given'}: {found.task!r} is of kind {found.kind!r} at {server.url}, and "
+            f"the labels here are of kind {kind!r}"
+        )
 
 
 async def identify(server: ServerAddress) -> str:
     """Such as `hawkvision 0.2.0, policy hawkvision, efficientnet_lite0_int8 before committee`; what is not said is
     left out, and of a server that says nothing it is empty.
     """
-    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    query = "" if server.task is None else f"?{urlencode({'task': server.task})}"
+    async with _session(server) as session:
         about, targets = await asyncio.gather(
             _fetch(session, f"{server.url.rstrip('/')}/v2", _Metadata),
-            _fetch(session, f"{server.url.rstrip('/')}/v1/targets", _Targets),
+            _fetch(session, f"{server.url.rstrip('/')}/v1/targets{query}", _Targets),
         )
     words = []
     if about is not None:
@@ -59,6 +103,11 @@ async def identify(server: ServerAddress) -> str:
         words.append(f"{targets.edge.variant[:LONGEST]} before {targets.best.variant[:LONGEST]}")
         words += ["certificates not valid"] * (not targets.certificates_valid)
     return ", ".join(words)
+
+
+def _session(server: ServerAddress) -> aiohttp.ClientSession:
+    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), headers=headers)
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str, kind: type[ReplyT]) -> ReplyT | None:

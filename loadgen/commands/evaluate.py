@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -52,17 +52,16 @@ from loadgen.clients.connections import check_server
 from loadgen.commands.command_line import MeasurementOptions, option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.terminal import terminal
-from loadgen.workload.dataset import read_labelled
-from loadgen.workload.held_out import read_indices, thin
+from loadgen.workload.dataset import Split, chosen_by, read_labelled
+from loadgen.workload.held_out import thin
 from loadgen.workload.judging import kind_of_task
 from loadgen.workload.record import check_files
 
-EvaluationSplit: TypeAlias = Literal["held_out", "all"]
 DEFAULT_TARGETS: Final = "quality=best,quality=balanced,quality=fast,max_accuracy_drop=0.01,max_accuracy_drop=0.05"
 MAX_CONCURRENCY: Final = 256
+"""Callers in the closed loop; a node sheds beyond its queue of 256."""
 LATE_S: Final = 29.0
 """How long after its deadline an answer counts: how late it comes is measured."""
-"""Callers in the closed loop; a node sheds beyond its queue of 256."""
 
 
 class EvaluationReport(msgspec.Struct, frozen=True):
@@ -94,8 +93,12 @@ class EvaluateOptions(MeasurementOptions):
     data: Annotated[Path, option("Images", "Labelled images: an npz file, or a folder with a directory per class.")]
     task: Annotated[str, option("Images", "Task of the images.")] = "imagenet"
     split: Annotated[
-        EvaluationSplit,
-        option("Images", "held_out: only images that the calibration did not see; all: for data that it never saw."),
+        Split,
+        option(
+            "Images",
+            "held_out: only images that the calibration did not see; all: for data that it never saw; auto: held_out "
+            "where there are some, else those that no model was trained on, if that is known, else all.",
+        ),
     ] = "held_out"
     indices: Annotated[
         Path | None,
@@ -182,10 +185,7 @@ def _chosen_images(given: EvaluateOptions) -> tuple[LabelledImages, NDArray[np.i
         raise ConfigError(f"--concurrency: expected 1 to {MAX_CONCURRENCY}, got {given.concurrency}")
     models = models_dir(given.models_dir, given.task)
     images = read_labelled(given.data, given.task, models, given.class_map)
-    if given.split == "held_out":
-        chosen = read_indices(given.indices or models / given.task / "held_out.json", images)
-    else:
-        chosen = np.arange(len(images))
+    chosen, _ = chosen_by(given.split, images, given.indices or models / given.task / "held_out.json")
     # Data sets come class by class, and a node takes five hundred cats in a row for drift.
     return images, np.random.default_rng(given.seed).permutation(thin(chosen, given.limit))
 
@@ -345,7 +345,6 @@ def show(report: EvaluationReport, console: Console) -> None:
     if report.not_best:
         console.print(
             f"{report.not_best} of {report.n} answers to quality=best were degraded, another stage's: is the "
-            "datacenter "
-            "reached? Drops are no drops below the reference stage",
+            "datacenter reached? Drops are no drops below the reference stage",
             style="bold red",
         )

@@ -13,13 +13,10 @@ from typing import Final, TypeAlias
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.reports.pages import Markup, joined, render, script_hash, source
-from hawkvision.reports.svg import DASHES, marker
-from hawkvision.reports.tables import Cell, Table, table
 from hawkvision.system.files import write_atomic
-from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict
-from loadgen.analysis.compare import MOST_RUNS, Ratio, RatioVerdict, RunComparison, compare_all, written
+from loadgen.analysis.compare import MOST_RUNS, RunComparison, compare_all
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import ClassSummary, Figures, summarise
+from loadgen.analysis.summary import summarise
 from loadgen.reports.charts import (
     NARROW,
     WIDE,
@@ -30,15 +27,14 @@ from loadgen.reports.charts import (
     latency_chart,
     percentile_chart,
 )
+from loadgen.reports.page_tables import latency, ratio_table, run_key, runs_table, target_tables
 from loadgen.reports.page_text import (
     headline,
     interval_text,
     milliseconds,
     notes_of,
     percent,
-    span,
     steady_words,
-    targets_words,
     warnings_of,
 )
 from loadgen.reports.timeline import timeline, timelines
@@ -47,7 +43,6 @@ from loadgen.workload.record import Run
 MOST_CODES: Final = 12
 """Error codes listed per run; they come from the server, which may invent any number."""
 PACKAGE: Final = "loadgen.reports"
-UNKNOWN: Final = Cell("–")
 
 Headline: TypeAlias = Callable[[Sequence[ChartSeries], Sequence[RunComparison]], tuple[str, str]]
 """The first sentence of a page, and the one below it."""
@@ -124,13 +119,13 @@ def page(
             warnings=warnings_of(series, comparisons),
             section=Markup(section),
             cards=() if comparisons else _cards(first),
-            runs=_runs_table(series, comparisons) if comparisons else "",
-            keys=[{"mark": _key(place), "name": one.run.name} for place, one in enumerate(series)],
+            runs=runs_table(series, comparisons) if comparisons else "",
+            keys=[{"mark": run_key(place), "name": one.run.name} for place, one in enumerate(series)],
             columns=_latencies(series),
             over_time=_over_time(series),
-            targets=_targets(series),
+            targets=target_tables(series),
             targets_note=_targets_note(series),
-            ratios=[_ratios(one) for one in comparisons],
+            ratios=[ratio_table(one) for one in comparisons],
             uplink=uplink_bytes is not None,
             provenance=[
                 {"name": one.run.name, "command": one.run.origin.command, "facts": _facts(one)} for one in series
@@ -142,7 +137,7 @@ def page(
 
 def _cards(one: ChartSeries) -> list[tuple[str, str, str]]:
     total = one.summary.total
-    cards = [(f"{found.name} latency", *_latency(total, found.share)) for found in total.percentiles]
+    cards = [(f"{found.name} latency", *latency(total, found.share)) for found in total.percentiles]
     if total.in_time is not None:
         cards.append(("in time", percent(total.in_time.value), interval_text(total.in_time)))
     if total.effective is not None:
@@ -158,67 +153,6 @@ def _cards(one: ChartSeries) -> list[tuple[str, str, str]]:
     received = f"{percent(total.received_fraction)} received"
     cards.append(("sent per request", f"{total.sent_bytes / 1024:.1f} KiB", received))
     return cards
-
-
-def _latency(total: Figures, share: float) -> tuple[str, str]:
-    """A percentile, and its interval."""
-    found = total.percentile(share)
-    marks = f"{'≥ ' if found.at_least else ''}{milliseconds(found.ms)}{' ?' if found.few else ''}"
-    return marks, span(found)
-
-
-def _latency_cell(total: Figures, share: float) -> Cell:
-    value, small = _latency(total, share)
-    return Cell(value, (small,))
-
-
-def _runs_table(series: Sequence[ChartSeries], comparisons: Sequence[RunComparison]) -> Markup:
-    sent = "KiB sent" if series[0].uplink_bytes is None else "kB to the datacenter"
-    names = ("P50", "P99", "P99.9", "P99 beside the first", "in time", "right and in time", "accuracy", "targets kept",
-             "escalated", "not answered", "shed", "flagged", sent)  # fmt: skip
-    head = [Cell("run", kind="words"), *(Cell(name, kind="words" * (name == "targets kept")) for name in names)]
-    rows = [_run_row(place, one, comparisons[place - 1].ratio("P99") if place else None)
-            for place, one in enumerate(series)]  # fmt: skip
-    return table(Table(head, rows, first=True))
-
-
-def _run_row(place: int, one: ChartSeries, ratio: Ratio | None) -> list[Cell]:
-    total = one.summary.total
-    sent = total.sent_bytes / 1024 if one.uplink_bytes is None else one.uplink_bytes / 1000
-    return [
-        Cell(one.run.name, key=_key(place)),
-        *(_latency_cell(total, share) for share in (0.5, 0.99, 0.999)),
-        Cell("first") if ratio is None else _ratio_cell(ratio),
-        *(_share_cell(estimate) for estimate in (total.in_time, total.effective, total.accuracy)),
-        Cell(targets_words(one.summary), kind="words"),
-        Cell(percent(total.escalated)),
-        Cell(f"{total.n - total.answered:,}", (f"of {total.n:,}",)),
-        Cell(percent(total.shed_share), (f"{total.shed:,}",)),
-        Cell(percent(total.flagged)),
-        Cell(f"{sent:.1f}"),
-    ]
-
-
-def _share_cell(found: IntervalEstimate | None) -> Cell:
-    return UNKNOWN if found is None else Cell(percent(found.value), (interval_text(found),))
-
-
-def _ratio_cell(ratio: Ratio) -> Cell:
-    if ratio.ratio is None:
-        return Cell("–", (ratio.verdict,))
-    kind = {RatioVerdict.SLOWER: "bad", RatioVerdict.FASTER: "good"}.get(ratio.verdict, "")
-    small = (ratio.verdict, f"{ratio.low:.2f}–{ratio.high:.2f}")
-    return Cell(f"{ratio.ratio:.2f}x{' ?' if ratio.few else ''}", small, kind)
-
-
-def _key(place: int) -> Markup:
-    """A run's colour, dash and marker."""
-    dash = DASHES[place % len(DASHES)]
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return Markup(
-        f'<svg class="key" viewBox="0 0 34 12" aria-hidden="true"><path d="M1 6H33" class="line c{place % 8}"{dashes}/>'
-        f"{marker(place, 17, 6, size=4)}</svg>"
-    )
 
 
 def _chart(drawn: str) -> Markup:
@@ -303,78 +237,12 @@ def _both(draw: Callable[[float, str], str]) -> Markup:
     )
 
 
-def _targets(series: Sequence[ChartSeries]) -> list[dict[str, object]]:
-    names = ("target", "verdict", "missing in accuracy", "counting the late as wrong", "given up", "where not flagged",
-             "flagged", "right and in time", "accuracy", "P99", "requests")  # fmt: skip
-    head = [Cell(name, kind="words" * (name in names[:2])) for name in names]
-    return [
-        {
-            "key": _key(place),
-            "summary": f"{one.run.name}: targets kept {targets_words(one.summary)}",
-            "table": table(Table(head, [_target_row(each) for each in one.summary.classes])),
-        }
-        for place, one in enumerate(series)
-    ]
-
-
 def _targets_note(series: Sequence[ChartSeries]) -> str:
     unknown = all(one.run.reference is None for one in series)
     return (
         "Points of accuracy with 95 % intervals; above zero, accuracy is missing. “Given up” is against the reference "
         f"stage on the same images{', which was not measured here: use --reference' if unknown else ''}."
     )
-
-
-def _target_row(one: ClassSummary) -> list[Cell]:
-    figures, kept = one.figures, one.kept
-    small = () if one.guaranteed_drop is None else (f"guarantees ≤ {100 * one.guaranteed_drop:.2g} points",)
-    unjudged = "not measured" if one.numeric else "no number asked"
-    return [
-        Cell(one.target, small),
-        Cell(unjudged, kind="words") if kept is None else _verdict_cell(kept.verdict),
-        _points_cell(None if kept is None else kept.shortfall),
-        _points_cell(None if kept is None else kept.effective_shortfall),
-        _points_cell(one.drop),
-        _points_cell(one.unflagged_drop),
-        Cell(percent(figures.flagged)),
-        _share_cell(figures.effective),
-        _share_cell(figures.accuracy),
-        _latency_cell(figures, 0.99),
-        Cell(f"{figures.n:,}", (percent(one.share),)),
-    ]
-
-
-def _points_cell(found: IntervalEstimate | None) -> Cell:
-    if found is None:
-        return UNKNOWN
-    return Cell(f"{100 * found.value:+.1f}", (f"{100 * found.low:.1f} to {100 * found.high:.1f}",))
-
-
-def _verdict_cell(verdict: TargetVerdict) -> Cell:
-    sign, kind = {
-        TargetVerdict.KEPT: ("✓", "good"),
-        TargetVerdict.UNSHOWN: ("≈", ""),
-        TargetVerdict.UNCERTAIN: ("≈", ""),
-        TargetVerdict.FLAGGED: ("⚑", ""),
-        TargetVerdict.UNCLAIMED: ("○", ""),
-        TargetVerdict.SILENT: ("✗", "bad"),
-    }[verdict]
-    return Cell(verdict, kind=f"words {kind}".strip(), sign=sign)
-
-
-def _ratios(one: RunComparison) -> dict[str, object]:
-    how = "same requests, in pairs" if one.paired else "different requests, without pairs"
-    rows = [
-        [
-            Cell(ratio.figure),
-            Cell(written(ratio.figure, ratio.first, at_least=ratio.first_at_least) or "–"),
-            Cell(written(ratio.figure, ratio.other, at_least=ratio.other_at_least) or "–"),
-            _ratio_cell(ratio),
-        ]
-        for ratio in one.ratios
-    ]
-    head = [Cell(""), Cell(one.first), Cell(one.other), Cell("ratio")]
-    return {"summary": f"{one.other} ({how})", "table": table(Table(head, rows, kind="small"))}
 
 
 def _facts(one: ChartSeries) -> list[tuple[str, str]]:

@@ -9,15 +9,8 @@ import numpy as np
 
 from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict
 from loadgen.analysis.compare import LATENCIES, Ratio, RatioVerdict, RunComparison
-from loadgen.analysis.summary import (
-    NAMED_CODES,
-    Figures,
-    Percentile,
-    RunSummary,
-    failures,
-    meaning_of_right,
-    targets_kept,
-)
+from loadgen.analysis.summary import Figures, Percentile, RunSummary
+from loadgen.analysis.summary_text import NAMED_CODES, failures, meaning_of_right, targets_kept
 from loadgen.host import cpu_slowdown, cpu_steal
 from loadgen.reports.charts import ChartSeries
 from loadgen.workload.record import Run

@@ -89,7 +89,7 @@ def read_dataset(
         images = read_unlabelled(path)
         return _unlabelled(images.name, images.bodies, limit, kind_of_task(task, models))
     labelled = read_labelled(path, task, models, class_map)
-    chosen, taken = _split(labelled, split, indices or models / task / "held_out.json")
+    chosen, taken = chosen_by(split, labelled, indices or models / task / "held_out.json")
     chosen = thin(chosen, limit)
     spec, annotations = kind_of_task(task, models), list(labelled.annotated())
     assert spec is not None, "the labels are those of the manifest"
@@ -140,7 +140,17 @@ def _unlabelled(name: str, bodies: Sequence[bytes], limit: int | None, kind: Kin
     return Dataset(f"{name} ({sha256[:12]}), {len(kept)} images", kept, tuple(chosen.tolist()), None, kind)
 
 
-def _split(images: LabelledImages, split: str, indices: Path) -> tuple[NDArray[np.intp], str]:
+def chosen_by(split: str, images: LabelledImages, indices: Path) -> tuple[NDArray[np.intp], str]:
+    """The numbers of the images that a split takes, and which those are, for the record.
+
+    Args:
+        split: one of `SPLITS`.
+        images: of the set.
+        indices: the file that lists the held-out images.
+
+    Raises:
+        ConfigError: if the calibration held out none of them, and `split` is `held_out`.
+    """
     if split == "held_out" or (split == "auto" and _numbers(indices, images)):
         return read_indices(indices, images), "held out"
     if split == "auto" and images.trained is not None and not images.trained.all():

@@ -38,9 +38,14 @@ def read_indices(path: Path, images: LabelledImages) -> NDArray[np.intp]:
             f"{path} numbers images of the data with sha256 {held_out.data_sha256[:12]}…, but {images.name} has "
             f"{images.sha256[:12]}…; pass the data of the calibration, or --split all for data it never saw"
         )
+    if not held_out.indices:
+        raise ConfigError(
+            f"{path}: the calibration held no images out; pass --split auto for those that no model was trained on, or "
+            "--split all"
+        )
     indices = np.array(held_out.indices, np.intp)
-    if len(indices) == 0 or len(np.unique(indices)) < len(indices) or not _within(indices, len(images)):
-        raise ConfigError(f"{path}: indices: expected distinct numbers from 0 to {len(images) - 1}, at least one")
+    if len(np.unique(indices)) < len(indices) or not _within(indices, len(images)):
+        raise ConfigError(f"{path}: indices: expected distinct numbers from 0 to {len(images) - 1}")
     return indices
 
 

@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -29,13 +30,16 @@ from hawkvision.core.escalation_api import (
     parse_escalation_datagram,
     parse_escalation_headers,
 )
+from hawkvision.core.types import Prediction
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.serving.replies import encode_reply
 from hawkvision.transport.coding.image_coding import Expired, Partial
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.server_certificate import own_identity
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
-from tests.hawkvision.tasks.classes import predicted, write_reply
+from tests.hawkvision.tasks.classes import TEN, predicted, write_reply
 
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7
@@ -60,8 +64,12 @@ class Peer:
     garbage: bool = False
     model: str = "committee"
     top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
+    kind: TaskKind[Any] = TEN
+    """Of its task."""
+    answers: tuple[Prediction, Prediction] | None = None
+    """Of another kind than classification: what it answers, and what it does when it differs."""
     differing: float = 0.0
-    """Share of answers, at random, that are ANSWER_CLASS instead of what `top_k` says."""
+    """Share of answers, at random, that are ANSWER_CLASS instead of what `top_k` says, or the second of `answers`."""
     draws: random.Random = field(default_factory=lambda: random.Random(1))
     fingerprint: str = ""
     """Of the models, in its listing; what its replicas are said to state there follows from it."""
@@ -108,7 +116,7 @@ class Peer:
         if self.status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
         asked = parse_escalation_headers(request.headers)
-        return web.Response(body=write_reply(self.reply(asked)), content_type="application/json")
+        return web.Response(body=encode_reply(self.kind, self.reply(asked)), content_type="application/json")
 
     async def in_parts(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": PROGRESSIVE_TYPE})
@@ -149,7 +157,9 @@ class Peer:
 
     def reply(self, asked: EscalationRequest) -> EscalationReply:
         differs = self.differing > 0.0 and self.draws.random() < self.differing
-        top = predicted((ANSWER_CLASS, 0.99)) if differs else predicted(*self.top_k)
+        top: Any = predicted((ANSWER_CLASS, 0.99)) if differs else predicted(*self.top_k)
+        if self.answers is not None:
+            top = self.answers[differs]
         by_best, by_intermediate = self.stated(self.fingerprint), self.stated(self.intermediate_fingerprint)
         answer = EscalationReply(
             top, self.model, EscalationTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None, fingerprint=by_best

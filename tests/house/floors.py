@@ -16,6 +16,7 @@ from tests.house.imports import TREES, Import, cycles, imports, is_under, module
 
 FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.core",),
+    ("hawkvision.core.escalation_api",),
     ("hawkvision.core.settings",),
     ("hawkvision.system",),
     ("hawkvision.models.image_sets",),
@@ -52,6 +53,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.model_zoo.predictions",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),
+    ("hawkvision.model_zoo.own.graphs",),
     ("hawkvision.model_zoo.own",),
     ("hawkvision.model_zoo.own.quantisation",),
     ("hawkvision.model_zoo",),
@@ -77,6 +79,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("loadgen.network", "loadgen.clients", "loadgen.analysis"),
     ("loadgen.network.profiles", "loadgen.reports"),
     ("loadgen.commands",),
+    ("loadgen.commands.mlperf",),
     ("loadgen",),
     ("hawkvision.doctor",),
     ("hawkvision.cli.options",),

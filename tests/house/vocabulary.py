@@ -63,7 +63,7 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
         "stages' names, which are data",
     ),
     (
-        r"hawkvision/(core/escalation_api|cascade/certification/\w+|models/manifest)\.py",
+        r"hawkvision/(core/escalation_api/\w+|cascade/certification/\w+|models/manifest)\.py",
         r"",
         "readers of the old words",
     ),

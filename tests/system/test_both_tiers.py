@@ -7,10 +7,12 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
+from urllib.parse import urlsplit
 
 import cv2
 import pytest
@@ -19,8 +21,9 @@ from hawkvision.cascade.certification.profile_files import seal
 from hawkvision.client.blocking import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
-from hawkvision.system.child_server import ServerProcess, running
+from hawkvision.system.child_server import running
 from tests.processors import confined_to_one
+from tests.system.up import Up
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +36,12 @@ def photograph(name: str) -> Path:
 
 
 CAT = photograph("chelsea.png")
+
+
+@pytest.fixture
+def client(both: Up) -> Iterator[Client]:
+    with Client(both.address("edge node")) as client:
+        yield client
 
 
 def wait_for_certificates(client: Client) -> None:
@@ -75,9 +84,7 @@ def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> N
     assert certified.max_drop <= 0.01
 
 
-def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
-    client: Client, datacenter: ServerProcess
-) -> None:
+def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(client: Client, both: Up) -> None:
     """Its loop looks at images itself, and no longer while an escalation is under way."""
     wait_for_certificates(client)
     asked = [
@@ -87,7 +94,7 @@ def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(
     ]
     with ExitStack() as started:
         with confined_to_one():  # which the node inherits
-            node = started.enter_context(running("edge", "--port", "0", "--datacenter-url", datacenter.url))
+            node = started.enter_context(running("edge", "--port", "0", "--datacenter-url", both.address("datacenter")))
         there = started.enter_context(Client(node.url))
         wait_for_certificates(there)
         with ThreadPoolExecutor(12) as callers:
@@ -126,9 +133,18 @@ def test_a_huge_photograph_is_read_at_reduced_scale(client: Client) -> None:
     assert "cat" in client.classify(body.tobytes(), quality="fast").label
 
 
-def test_command_line_answers_as_the_client_does(client: Client, node: ServerProcess) -> None:
+def test_command_line_answers_as_the_client_does(client: Client, both: Up) -> None:
     wait_for_certificates(client)
-    command = [sys.executable, "-m", "hawkvision.cli", "classify", "--url", node.url, "--max-accuracy-drop", "0.03"]
+    command = [
+        sys.executable,
+        "-m",
+        "hawkvision.cli",
+        "classify",
+        "--url",
+        both.address("edge node"),
+        "--max-accuracy-drop",
+        "0.03",
+    ]
     table = subprocess.run([*command, str(CAT)], capture_output=True, text=True)
     assert table.returncode == 0, table.stderr
     assert "cat" in table.stdout
@@ -138,7 +154,7 @@ def test_command_line_answers_as_the_client_does(client: Client, node: ServerPro
     assert json.loads(rows.stdout)["index"] == client.classify(CAT, max_accuracy_drop=0.03).index
 
 
-def test_losing_the_datacenter_degrades_and_does_not_fail(datacenter: ServerProcess) -> None:
+def test_losing_the_datacenter_degrades_and_does_not_fail(cascade: None) -> None:
     with (
         running("edge", "--port", "0", "--datacenter-url", "http://127.0.0.1:9") as lonely,
         Client(lonely.url) as client,
@@ -193,10 +209,11 @@ def test_certificates_for_other_models_are_refused(tmp_path: Path, cascade: None
     assert "certificates were made for efficientnet_lite0_int8 with sha256 000000" in said
 
 
-def test_a_port_in_use_is_explained(node: ServerProcess) -> None:
-    said = subprocess.run([sys.executable, "-m", "edge", "--port", str(node.port)], capture_output=True, text=True)
+def test_a_port_in_use_is_explained(both: Up) -> None:
+    port = str(urlsplit(both.address("edge node")).port)
+    said = subprocess.run([sys.executable, "-m", "edge", "--port", port], capture_output=True, text=True)
     assert said.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{node.port}" in said.stderr
+    assert f"cannot listen on 127.0.0.1:{port}" in said.stderr
 
 
 def test_listening_beyond_loopback_needs_a_key() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from time import monotonic
 
@@ -14,17 +12,12 @@ import pytest
 from hawkvision.client.blocking import Client
 from hawkvision.core.types import Tier
 from hawkvision.system.child_server import ServerProcess, running
+from tests.bench.ports import free_port
 from tests.edge.peer import running_peer
 from tests.images import encoded
 
 pytestmark = pytest.mark.slow
 IMAGE = encoded(height=400, width=500)
-
-
-@pytest.fixture(scope="module")
-def tier() -> Iterator[ServerProcess]:
-    with running("hawkvision.datacenter", "--port", "0", "--backend", "noop", "--datagram-port", "0") as tier:
-        yield tier
 
 
 def node_of(url: str, transport: str) -> AbstractContextManager[ServerProcess]:
@@ -47,20 +40,20 @@ def answered(tier: ServerProcess, path: str) -> float:
     return sum(float(found.group(1)) for found in map(counted.match, lines) if found)
 
 
-def test_escalations_go_as_datagrams_and_are_answered_as_over_http(tier: ServerProcess) -> None:
-    before = answered(tier, "datagram"), answered(tier, "/v1/infer")
-    with node_of(tier.url, "datagram") as node, Client(node.url) as client:
+def test_escalations_go_as_datagrams_and_are_answered_as_over_http(noop_tier: ServerProcess) -> None:
+    before = answered(noop_tier, "datagram"), answered(noop_tier, "/v1/infer")
+    with node_of(noop_tier.url, "datagram") as node, Client(node.url) as client:
         wait_for(client, "datagram")
         whole = client.classify(IMAGE, quality="best")
         hurried = client.classify(IMAGE, quality="best", deadline_ms=5_000)
-    after = answered(tier, "datagram"), answered(tier, "/v1/infer")
+    after = answered(noop_tier, "datagram"), answered(noop_tier, "/v1/infer")
     assert (whole.tier, whole.model) == (hurried.tier, hurried.model) == (Tier.DATACENTER, "committee")
     assert whole.received_fraction == hurried.received_fraction == 1.0
     assert (after[0] - before[0], after[1] - before[1]) == (2.0, 0.0)
 
 
-def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(tier: ServerProcess) -> None:
-    with node_of(tier.url, "auto") as node, Client(node.url) as client:
+def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(noop_tier: ServerProcess) -> None:
+    with node_of(noop_tier.url, "auto") as node, Client(node.url) as client:
         until = monotonic() + 60
         # A machine that stands still for a moment looks like a link that loses.
         while (datacenter := client.targets()["datacenter"])["loss"] != 0.0:
@@ -71,8 +64,7 @@ def test_a_clean_link_is_left_to_tcp_and_what_it_is_like_is_known(tier: ServerPr
 
 
 def test_a_datacenter_that_was_started_anew_is_found_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with node_of(f"http://127.0.0.1:{port}", "datagram") as node, Client(node.url) as client:
         for _ in range(2):  # each has a UDP port and a certificate of its own
             with running_peer(port, datagram=True) as peer:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from hawkvision.models.sample_images import photographs
-from hawkvision.system.child_server import ended, running
+from hawkvision.system.child_server import running
 from tests.system import pages
 from tests.system.pages import Block
+from tests.system.up import Up
 
-READY = "ready; Ctrl-C stops both"
 SERVERS = ("hawkvision up", "hawkvision edge up", "hawkvision dc up")
 REFERENCE = "".join(
     (pages.ROOT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("cli.md", "settings.md")
@@ -41,28 +39,10 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(pages.ROOT))
 
 
-@pytest.fixture(scope="module")
-def port(cascade: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+@pytest.fixture
+def port(both: Up) -> int:
     """Where the node of one `hawkvision up` answers, for all pages."""
-    environment = pages.shell_environment(tmp_path_factory.mktemp("up"))
-    program = shutil.which("hawkvision", path=environment["PATH"])
-    assert program is not None
-    command = [program, "up", "--port", "0", "--dc-port", "0"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as up:
-        try:
-            assert up.stdout is not None
-            said = []
-            for line in up.stdout:
-                said.append(line.decode().rstrip("\n"))
-                if said[-1] == READY:
-                    break
-            printed = "\n".join(said)
-            found = re.search(r"^edge node +http://127.0.0.1:(\d+)", printed, re.MULTILINE)
-            assert found is not None, printed
-            yield int(found.group(1))
-        finally:
-            up.send_signal(signal.SIGINT)
-            assert ended(up) == 0
+    return urlsplit(both.address("edge node")).port or 0
 
 
 class Terminal:

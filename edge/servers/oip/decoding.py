@@ -19,48 +19,29 @@ protocol extensions `binary_data`, `classification`, `parameters` and `schedule_
 
 from __future__ import annotations
 
-import binascii
 import functools
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
+from edge.servers.oip.images import INPUT, NO_SHARED_MEMORY, SHARED_MEMORY, InputTensor, given, images_of
 from edge.servers.shared.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision.core.errors import MALFORMED, BadField
 from hawkvision.core.types import ClassifyRequest
 from hawkvision.tasks.kind import TaskKind, TensorSpec
 
-Data: TypeAlias = list[str | list[str]]
-
-INPUT: Final = "image"
 PREDICTION: Final = "prediction"
 """The output that every kind has: JSON of each image, as BYTES."""
-MAX_IMAGES: Final = 32
-"""Images in one request: an eighth of the node's queue, so that no request fills it."""
 MAX_ID_LENGTH: Final = 1024
 MAX_JSON_VALUES: Final = 10_000
 """Values in a request's JSON, counted by its commas before parsing: 32 images and their parameters need about a
 hundred. Base64 has no commas, and 10 MiB of small values would take some 500 MB once parsed."""
-LENGTH: Final = struct.Struct("<I")
 _IGNORED: Final = frozenset({"priority", "sequence_start", "sequence_end"})
 """Parameters of `tritonclient` that have no effect: the queue is ordered by deadline."""
 _REQUESTS_OWN: Final = frozenset({"binary_data_output", "timeout", "sequence_id", *_IGNORED, *FIELDS})
 """Known parameters of a request."""
-_SHARED_MEMORY: Final = "shared_memory_region"
-NO_SHARED_MEMORY: Final = "this server shares no memory with its callers; send and receive the data in the body"
-
-
-class _Tensor(msgspec.Struct, frozen=True):
-    """One entry of `inputs`."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] | None = None
-    data: Data | None = None
 
 
 class _Wanted(msgspec.Struct, frozen=True):
@@ -73,7 +54,7 @@ class _Wanted(msgspec.Struct, frozen=True):
 class _Head(msgspec.Struct, frozen=True):
     """The JSON part of a request."""
 
-    inputs: list[_Tensor]
+    inputs: list[InputTensor]
     id: str | None = None
     parameters: dict[str, Any] | None = None
     outputs: list[_Wanted] | None = None
@@ -135,26 +116,21 @@ def parse_infer(
     if len(name) > MAX_ID_LENGTH:
         raise BadField(f"id: expected at most {MAX_ID_LENGTH} characters, got {len(name)}")
     if len(head.inputs) != 1 or head.inputs[0].name != INPUT:
-        given = ", ".join(repr(tensor.name[:40]) for tensor in head.inputs[:4]) or "none"
-        raise BadField(f"inputs: expected one input, {INPUT!r}; got {given}")
+        names = ", ".join(repr(tensor.name[:40]) for tensor in head.inputs[:4]) or "none"
+        raise BadField(f"inputs: expected one input, {INPUT!r}; got {names}")
     (tensor,) = head.inputs
-    parameters = _given(head.parameters)
-    images = _images(tensor, memoryview(body)[split:])
+    parameters = given(head.parameters)
+    images = images_of(tensor, memoryview(body)[split:])
     outputs = _outputs(kind, head.outputs, parameters)
     sources = _sources(parameters)
     most = max((output.classes or 0 for output in outputs), default=0)
     if most and "top_k" not in parameters:
         sources.append(("outputs", "top_k", str(most)))
     ignored = [key for key in parameters if key not in _REQUESTS_OWN]
-    ignored += [key for key in _given(tensor.parameters) if key != "binary_data_size"]
-    ignored += [key for wanted in head.outputs or () for key in _given(wanted.parameters) if key not in _OUTPUTS_OWN]
+    ignored += [key for key in given(tensor.parameters) if key != "binary_data_size"]
+    ignored += [key for wanted in head.outputs or () for key in given(wanted.parameters) if key not in _OUTPUTS_OWN]
     asked = parse_request([path, *elsewhere, *sources])
     return InferRequest(name, images, asked, outputs, tuple(dict.fromkeys(ignored)))
-
-
-def _given(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The parameters that are not null."""
-    return {name: value for name, value in (parameters or {}).items() if value is not None}
 
 
 def json_length(header: str | None, available: int) -> int:
@@ -182,69 +158,14 @@ def _read_head(data: bytes) -> _Head:
     except RecursionError:
         raise BadField("body: the JSON is nested too deeply") from None
     except MALFORMED as error:
-        raise BadField(f"body: not an inference request in JSON: {error}") from None
+        raise BadField(f"body: not an inference request in JSON: {error}{_advice(data, str(error))}") from None
 
 
-# ------------------------------------------------------------------------------------------------------ the input
-
-
-def _images(tensor: _Tensor, behind: memoryview) -> tuple[bytes, ...]:
-    where = f"inputs[0] ({INPUT})"
-    if tensor.datatype != "BYTES":
-        raise BadField(f"{where}.datatype: expected 'BYTES', encoded images; got {tensor.datatype[:40]!r}")
-    shape = tensor.shape
-    if len(shape) not in (1, 2) or shape[1:] not in ([], [1]) or not 1 <= shape[0] <= MAX_IMAGES:
-        raise BadField(f"{where}.shape: expected [N] or [N,1] with N from 1 to {MAX_IMAGES}; got {str(shape)[:60]}")
-    parameters = _given(tensor.parameters)
-    if _SHARED_MEMORY in parameters:
-        raise BadField(f"{where}.parameters.{_SHARED_MEMORY}: {NO_SHARED_MEMORY}")
-    size = parameters.get("binary_data_size")
-    if (size is None) == (tensor.data is None):
-        raise BadField(f"{where}: expected either `data` or the parameter `binary_data_size`")
-    if tensor.data is not None:
-        if len(behind):
-            raise BadField(f"body: {len(behind)} bytes behind the JSON belong to no input")
-        return _from_json(where, shape, tensor.data)
-    if type(size) is not int or size != len(behind):
-        raise BadField(
-            f"{where}.parameters.binary_data_size: {str(size)[:40]}, but {len(behind)} bytes are behind the JSON"
-        )
-    return _elements(where, shape[0], behind)
-
-
-def _elements(where: str, count: int, data: memoryview) -> tuple[bytes, ...]:
-    """Split `data` into `count` elements of type BYTES."""
-    found: list[bytes] = []
-    at = 0
-    for number in range(count):
-        if at + LENGTH.size > len(data):
-            raise BadField(f"{where}: the data end at byte {at}, before element {number} of {count}")
-        (length,) = LENGTH.unpack_from(data, at)
-        at += LENGTH.size
-        if length > len(data) - at:
-            raise BadField(f"{where}: element {number} has {length} bytes, but only {len(data) - at} are left")
-        found.append(bytes(data[at : at + length]))
-        at += length
-    if at != len(data):
-        raise BadField(f"{where}: {len(data) - at} bytes are left behind the last of {count} elements")
-    return tuple(found)
-
-
-def _from_json(where: str, shape: Sequence[int], data: Data) -> tuple[bytes, ...]:
-    """The elements of `data`, which is flat or nested like the shape."""
-    texts: list[str] = []
-    for entry in data:
-        texts += [entry] if isinstance(entry, str) else entry
-    if len(data) != shape[0] or len(texts) != shape[0]:
-        raise BadField(f"{where}.data: expected {shape[0]} elements, as the shape says; got {len(texts)}")
-    return tuple(_from_base64(f"{where}.data[{number}]", text) for number, text in enumerate(texts))
-
-
-def _from_base64(where: str, text: str) -> bytes:
-    try:
-        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
-    except ValueError:
-        raise BadField(f"{where}: expected an image in base64; send other bytes as binary data") from None
+def _advice(data: bytes, problem: str) -> str:
+    """What callers who send an image, or pixels, should do."""
+    if not data.lstrip().startswith((b"{", b"[")):
+        return "; to send one image as it is, set Inference-Header-Content-Length: 0"
+    return "; images are sent encoded, as BYTES: in base64, or as binary data" if ".data" in problem else ""
 
 
 # ------------------------------------------------------------------------------------------------- what is asked
@@ -332,12 +253,12 @@ def _outputs(
     return tuple(found.values())
 
 
-_OUTPUTS_OWN: Final = frozenset({"binary_data", "classification", _SHARED_MEMORY})
+_OUTPUTS_OWN: Final = frozenset({"binary_data", "classification", SHARED_MEMORY})
 
 
 def _output(where: str, wanted: _Wanted, known: Mapping[str, TensorSpec], *, binary: bool) -> Output:
     classes: int | None = None
-    for name, value in _given(wanted.parameters).items():
+    for name, value in given(wanted.parameters).items():
         parameter = f"{where}.parameters.{name[:40]}"
         if name == "binary_data":
             binary = _flag(parameter, value)
@@ -349,6 +270,6 @@ def _output(where: str, wanted: _Wanted, known: Mapping[str, TensorSpec], *, bin
             if type(value) is not int or not 0 <= value <= MAX_TOP_K:
                 raise BadField(f"{parameter}: expected 1 to {MAX_TOP_K} classes, got {_shown(value)}")
             classes = value or None
-        elif name == _SHARED_MEMORY:  # otherwise the caller would read stale memory
+        elif name == SHARED_MEMORY:  # otherwise the caller would read stale memory
             raise BadField(f"{parameter}: {NO_SHARED_MEMORY}")
     return Output(wanted.name, binary, classes)

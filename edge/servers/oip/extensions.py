@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from edge.servers.oip import decoding, encoding
+from edge.servers.oip import encoding
+from edge.servers.oip.images import NO_SHARED_MEMORY
 from edge.servers.oip.routes import known
 from edge.servers.shared.frontend import Frontend
 from hawkvision.core.errors import MALFORMED, BadField, NotFound
@@ -126,10 +127,10 @@ def _memory_routes() -> list[Route]:
         return _json([])
 
     async def no_region(request: Request) -> Response:
-        raise NotFound(f"no shared memory region {request.path_params['region'][:100]!r}: {decoding.NO_SHARED_MEMORY}")
+        raise NotFound(f"no shared memory region {request.path_params['region'][:100]!r}: {NO_SHARED_MEMORY}")
 
     async def register(_: Request) -> Response:
-        raise BadField(f"cannot register shared memory: {decoding.NO_SHARED_MEMORY}")
+        raise BadField(f"cannot register shared memory: {NO_SHARED_MEMORY}")
 
     async def unregister(_: Request) -> Response:
         return _json({})  # there is none

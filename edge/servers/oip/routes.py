@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -20,11 +19,13 @@ from starlette.types import Scope
 
 from edge.inference.admission import Turns
 from edge.servers.oip import decoding, encoding
+from edge.servers.oip.images import INPUT
+from edge.servers.shared.content_encoding import read_body
 from edge.servers.shared.http_messages import Answered, header
 from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from edge.serving.tasks import ServedTasks
-from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
+from hawkvision.core.errors import BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Answer
 from hawkvision.imaging.decoding_cost import DecodingCost
@@ -34,8 +35,6 @@ from hawkvision.servers.bodies import Body
 from hawkvision.tasks.kind import TaskKind
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-_WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""zlib's numbers for the two formats (RFC 1952 and RFC 1950)."""
 JSON_ON_LOOP_BYTES: Final = 64 * 1024
 """JSON of a request that is parsed on the event loop; more is parsed in a thread."""
 
@@ -70,11 +69,7 @@ async def infer(
         HawkVisionError, CallerGone: as `EdgeNode.infer`, and for a malformed request.
     """
     headers = scope["headers"]
-    data = await body.read(header(headers, b"content-length"))
-    content_encoding = header(headers, b"content-encoding")
-    if content_encoding is not None:  # in a thread: ten megabytes take some ten milliseconds
-        data = await asyncio.to_thread(inflate, data, content_encoding, max_body_bytes)
-        body.hold(len(data))
+    data = await read_body(body, headers, max_body_bytes)
     elsewhere = read_query(scope["query_string"]) + read_headers(headers)
     json_bytes = header(headers, b"inference-header-content-length")
     asked = await read_infer(node, data, json_bytes, elsewhere)
@@ -111,32 +106,6 @@ def known(tasks: ServedTasks, task: str, version: str | None = None) -> EdgeNode
     if version not in (None, encoding.MODEL_VERSION):
         raise NotFound(f"task {task!r} has only version {encoding.MODEL_VERSION!r}")
     return node
-
-
-def inflate(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """Undo the Content-Encoding of a body.
-
-    Raises:
-        UnsupportedMedia: for an encoding other than gzip and deflate.
-        BadField: if the body is not in that encoding, or is cut off.
-        TooLarge: if it inflates to more than `limit` bytes; inflation stops there.
-    """
-    name = (encoding or "identity").strip().lower()
-    if name == "identity":
-        return body
-    bits = _WINDOW_BITS.get(name)
-    if bits is None:
-        raise UnsupportedMedia(f"Content-Encoding {name[:60]!r} is not read; gzip and deflate are")
-    inflater = zlib.decompressobj(bits)
-    try:
-        inflated = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise BadField(f"Content-Encoding: the body is not {name}: {error}") from None
-    if len(inflated) > limit:
-        raise TooLarge(f"the body has more than {limit} bytes once it is inflated")
-    if not inflater.eof or inflater.unused_data:
-        raise BadField(f"Content-Encoding: the {name} body is cut off or has bytes behind its end")
-    return inflated
 
 
 async def read_infer(
@@ -205,7 +174,7 @@ def _numbered(number: int) -> Iterator[None]:
     try:
         yield
     except (BadImage, TooLarge, UnsupportedMedia) as error:
-        raise type(error)(f"{decoding.INPUT}[{number}]: {error.message}") from None
+        raise type(error)(f"{INPUT}[{number}]: {error.message}") from None
 
 
 def routes(ready_tasks: Callable[[], ServedTasks]) -> list[BaseRoute]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -27,7 +27,7 @@ from hawkvision.core.types import (
 HEADER_PREFIX: Final = "x-hawkvision-"
 MAX_FIELDS: Final = 32
 """Fields in one query string; ten are defined."""
-MAX_STREAM_LENGTH: Final = 128
+MAX_NAME_LENGTH: Final = 128
 MAX_TOP_K: Final = 100
 MAX_NUMBER_LENGTH: Final = 32
 MAX_DEADLINE_MS: Final = 600_000.0
@@ -50,7 +50,7 @@ def _fraction(where: str, text: str) -> float:
     value = _number(where, text)
     if not 0.0 <= value <= 1.0:
         raise BadField(f"{where}: expected a fraction from 0 to 1, got {text[:40]!r}")
-    return value
+    return value + 0.0  # zero without a sign
 
 
 def _number(where: str, text: str) -> float:
@@ -91,18 +91,20 @@ def _one_of(kind: type[Quality] | type[OnMiss]) -> Callable[[str, str], Any]:
 
 
 def _name(where: str, text: str) -> str:
-    if not 1 <= len(text) <= MAX_STREAM_LENGTH or not text.isprintable():
-        raise BadField(f"{where}: expected 1 to {MAX_STREAM_LENGTH} printable characters, got {text[:40]!r}")
+    if not 1 <= len(text) <= MAX_NAME_LENGTH or not text.isprintable():
+        got = repr(text) if len(text) <= 40 else f"{len(text)}, which begin with {text[:40]!r}"
+        raise BadField(f"{where}: expected 1 to {MAX_NAME_LENGTH} printable characters, got {got}")
     return text
 
 
 _FRACTION_SCHEMA = {"type": "number", "minimum": 0, "maximum": 1}
+_NAME_SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_NAME_LENGTH}
 
 FIELDS: Final = {
     field.name: field
     for field in (
-        Field("task", _name, {"type": "string"}, "The task to answer; default: the node's first."),
-        Field("kind", _name, {"type": "string"}, "The kind of task to answer; typed forms imply it."),
+        Field("task", _name, _NAME_SCHEMA, "The task to answer; default: the node's first."),
+        Field("kind", _name, _NAME_SCHEMA, "The kind of task to answer; typed forms imply it."),
         Field(
             "min_accuracy",
             _fraction,
@@ -139,12 +141,12 @@ FIELDS: Final = {
             {"type": "string", "enum": [m.value for m in OnMiss], "default": "degrade"},
             "When the deadline would pass: answer below target and say so, wait, or fail with 504.",
         ),
-        Field("stream", _name, {"type": "string", "maxLength": MAX_STREAM_LENGTH}, "Names the caller's stream."),
+        Field("stream", _name, _NAME_SCHEMA, "Names the caller's stream."),
         Field(
             "top_k",
             _top_k,
             {"type": "integer", "minimum": 1, "maximum": MAX_TOP_K, "default": 5},
-            "How many classes to list.",
+            "How many classes a classification lists.",
         ),
     )
 }
@@ -221,22 +223,53 @@ def with_stream(template: bytes, meta: bytes) -> ClassifyRequest:
     return parse_request([*read_query(template), ("meta", "stream", stream)])
 
 
+def distinct(sources: Iterable[Source]) -> Iterator[Source]:
+    """Each field once, also if it is given twice with the same value.
+
+    Raises:
+        BadField: for a field that is given twice differently.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for where, name, text in sources:
+        if name not in seen:
+            seen[name] = (where, text)
+            yield where, name, text
+        elif (earlier := seen[name])[1] != text:
+            raise BadField(
+                f"{name[:40]}: expected one value, got {earlier[1][:40]!r} ({earlier[0]}) and {text[:40]!r} ({where})"
+            )
+
+
+def unknown_field(where: str, name: str, known: Iterable[str]) -> BadField:
+    """The error for a field that means nothing here."""
+    return BadField(f"{where}: unknown field {name[:40]!r}; known fields: {', '.join(known)}")
+
+
+def read_task(query: bytes) -> str | None:
+    """The task that the query of a page names, which has no other field.
+
+    Raises:
+        BadField: as `parse_request`.
+    """
+    task: str | None = None
+    for where, name, text in distinct(read_query(query)):
+        if name != "task":
+            raise unknown_field(where, name, ("task",))
+        task = FIELDS[name].read(f"{where}: {name}", text)
+    return task
+
+
 def parse_request(sources: Iterable[Source]) -> ClassifyRequest:
     """The request that these fields state.
 
     Raises:
         BadField: for an unknown field, a value out of range, a field given twice differently, or two targets.
     """
-    seen: dict[str, tuple[str, str]] = {}
     values: dict[str, Any] = {}
-    for where, name, text in sources:
+    for where, name, text in distinct(sources):
         field = FIELDS.get(name)
         if field is None:
-            raise BadField(f"{where}: unknown field {name[:40]!r}; known fields: {', '.join(FIELDS)}")
-        earlier = seen.get(name)
-        if earlier is not None and earlier[1] != text:
-            raise BadField(f"{where} says {name}={text[:40]!r} but {earlier[0]} says {name}={earlier[1][:40]!r}")
-        seen[name] = (where, text)
+            raise unknown_field(where, name, FIELDS)
         values[name] = field.read(f"{where}: {name}", text)
     if not values:
         return _DEFAULT

@@ -15,7 +15,8 @@ An execution may also vary by itself, with batch size, number of threads, or fro
 w. Let v be the largest difference of a value of an output between two ways, over all images. A decision counts as
 different if the score lies within its possible variation of a threshold (`TaskKind.score_slope`: v for a top-1
 probability, 2 v for a margin). An answer counts as different if other values within v could change it
-(`TaskKind.steady`: for classes, if the two most probable lie within 2 v). One such image fails the check.
+(`TaskKind.steady`: for classes, if the two most probable lie within 2 v). One such image fails the check. y'(x) = y(x)
+means no disagreement where that implies equal losses (`TaskKind.agreement_bounds_drop`), else equal predictions.
 
 Other images than the certificate's do not suffice: no difference among m of them bounds the share of differing traffic
 by ln(1/δ') / m, which would add to ε and δ. They are refused. The images are whole, so nothing follows for images that
@@ -33,6 +34,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.profile import Condition, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.profile_files import load_sealed, sealed
@@ -128,12 +130,11 @@ def compare(
         ways: the other execution's, of the same images.
     """
     name = judged.score or kind.scores[0]
-    every = np.stack([np.stack(list(way)) for way in ways])
-    variation = float((every.max(axis=0) - every.min(axis=0)).max())
+    variation = _variation(ways)
     reach = kind.score_slope(name) * variation if variation > 0.0 else 0.0
     labels = np.zeros(len(certified), np.bool_)
     for way in ways:
-        labels |= kind.disagreements(way, certified) > 0.0
+        labels |= _differing(kind, way, certified)
         if variation > 0.0:
             labels |= ~np.array([kind.steady(output, variation) for output in way], np.bool_)
     before = kind.score_all(certified, name)
@@ -144,6 +145,28 @@ def compare(
         if variation > 0.0:
             decisions |= (np.abs(scores - threshold) <= reach).any(axis=0)
     return ComparisonResult(int(labels.sum()), int(decisions.sum()), float(np.abs(scores - before).max()), variation)
+
+
+def _variation(ways: Sequence[Sequence[Output]]) -> float:
+    """v of the module's documentation; infinite if outputs for one image differ in shape, such as in their boxes."""
+    found = 0.0
+    for outputs in zip(*ways, strict=True):
+        if len({output.shape for output in outputs}) > 1:
+            return math.inf
+        values = np.stack(outputs)
+        found = max(found, float((values.max(axis=0) - values.min(axis=0)).max(initial=0.0)))
+    return found
+
+
+def _differing(kind: TaskKind[Any], way: Sequence[Output], certified: Sequence[Output]) -> NDArray[np.bool_]:
+    """Whether the answer to each image (n,) could have another loss.
+
+    Where agreement bounds differences of losses, answers that agree have the same. Elsewhere they must be equal: boxes
+    that match one another can match different true ones.
+    """
+    if kind.agreement_bounds_drop:
+        return kind.disagreements(way, certified) > 0.0
+    return np.array([kind.predict(a, 1) != kind.predict(b, 1) for a, b in zip(way, certified, strict=True)], np.bool_)
 
 
 def equivalences_path(own: Path | None, cache: Path, task: str) -> Path:

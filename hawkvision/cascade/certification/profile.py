@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -64,6 +64,9 @@ class ProfileData(_Strict, frozen=True):
     """Images used for accuracies and certificates, unless `Profile.uses` names others for that."""
     held_out: Annotated[int, Meta(ge=0)]
     """Images used for neither, to test the guarantees."""
+    images: str | UnsetType = UNSET
+    """Digests of all of the images (`image_sets.same_images`). They may have served the design, so that none of them is
+    further evidence. Left out in older files."""
 
 
 class ImageUse(_Strict, frozen=True, kw_only=True):
@@ -113,7 +116,8 @@ class StageProfile(_Strict, frozen=True):
 class Watch(_Strict, frozen=True, kw_only=True):
     """Bounds on certified traffic at one stage, as shares of the images that reach it.
 
-    Each bound is the upper end of an exact one-sided interval at half the certificate's δ.
+    Each bound is the upper end of a one-sided interval at half the certificate's δ, for this threshold. It was chosen
+    on the same images, so the bound may be too low somewhat more often. Then alarms are false; nothing more is certified.
     """
 
     max_drop: Fraction
@@ -300,11 +304,26 @@ class Profile(_Strict, frozen=True):
     """Which images were used for what. Empty in files of older formats."""
     shrinking: Shrinking | UnsetType = UNSET
     """Left out where no image was so large that edge nodes would make it smaller."""
+    labels_sha256: Sha256 | UnsetType = UNSET
+    """Of the labels that the images were read with, in index order (`labels_digest`). Fingerprints do not cover their
+    names. Left out in older files."""
 
     @property
     def shrinks_images(self) -> bool:
         """Whether edge nodes may make images smaller before they send them."""
         return not isinstance(self.shrinking, Shrinking) or self.shrinking.allowed
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        """Check that these are the labels that the profile was made with, as far as it says.
+
+        Raises:
+            ManifestError: if they are others, or in another order.
+        """
+        if self.labels_sha256 not in (UNSET, labels_digest(labels)):
+            raise ManifestError(
+                f"the profile of {self.task!r} was made with other labels than {', '.join(labels[:5])}, …; restore the "
+                f"label file, or run `{advise('calibrate', '--task', self.task, '--data', 'IMAGES')}`"
+            )
 
     def stage(self, name: str) -> StageProfile:
         """The stage of that name.
@@ -343,6 +362,11 @@ class Profile(_Strict, frozen=True):
             f"the profile of {self.task!r} has no certificates for {edge} → {best}, only for {known}; "
             f"run `{advise('calibrate', '--task', self.task, '--edge', edge, '--best', best, '--data', 'IMAGES')}`"
         )
+
+
+def labels_digest(labels: Iterable[str]) -> str:
+    """SHA-256 of labels in index order."""
+    return sha256_of(msgspec.json.encode(list(labels)))
 
 
 def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:

@@ -59,6 +59,8 @@ class ReceivedPredictions:
     reference: Sequence[Output]
     """The reference stage's outputs for the whole originals."""
     truths: Sequence[Truth]
+    temperature: float = 1.0
+    """The edge stage's, for kinds that have none to fit."""
 
     def part(self, chosen: NDArray[np.intp]) -> ReceivedPredictions:
         """The images `chosen`, in that order."""
@@ -68,6 +70,7 @@ class ReceivedPredictions:
             select(self.best, chosen),
             select(self.reference, chosen),
             select(self.truths, chosen),
+            self.temperature,
         )
 
     def shuffled(self) -> ReceivedPredictions:
@@ -110,7 +113,7 @@ def profile_received(
         delta: probability that a certificate is wrong.
     """
     kind, certifying = planned.kind, certifying.shuffled()
-    temperature = round(fit_temperature(kind, planned.edge, planned.truths), 6)
+    temperature = round(fit_temperature(kind, planned.edge, planned.truths, planned.temperature), 6)
     edge = planned.edge_stage(score, temperature)
     best_losses = kind.losses(planned.best, planned.truths)
     two = rounded_path(two_levels(threshold_grid(edge.scores)))

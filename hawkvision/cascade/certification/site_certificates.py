@@ -30,6 +30,8 @@ class SiteData(_Strict, frozen=True):
     """The number of configurations compared on these images; δ was divided by it."""
     design: Sha256 | None = None
     """The `design_sha256` of the design, fixed before the images were opened."""
+    shrinks_images: bool | UnsetType = UNSET
+    """`Profile.shrinks_images` when they were made. Left out in older files."""
 
 
 class SiteStage(_Strict, frozen=True, kw_only=True):

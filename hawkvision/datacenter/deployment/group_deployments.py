@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from ray import serve
@@ -11,7 +12,7 @@ from ray.serve.schema import LoggingConfig
 from hawkvision.core.logs import LogFormat, LogLevel, adopt
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.version import __version__
-from hawkvision.datacenter.deployment.messages import PROTOCOL
+from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence
 from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
 from hawkvision.datacenter.execution.group_settings import ProcessSettings, group_settings, process_settings
 from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S
@@ -26,6 +27,8 @@ _HEALTH_TIMEOUT_S: Final = HEALTH_LIMIT_S + 2.0
 was suspended for half a minute need not load its models anew."""
 _DRAIN_S: Final = 30.0
 """The longest that a replica which is stopped may take to finish its images."""
+_PEER_S: Final = 1.0
+"""For another replica to say that it serves."""
 _DRAIN_POLL_S: Final = 0.5
 """From one look at the images inside to the next; a stopped replica without any ends after one, instead of 2 s."""
 
@@ -39,26 +42,40 @@ def log_like_the_tier(level: LogLevel, form: LogFormat) -> None:
 class ServedReplica(ReplicaEndpoint):
     """A replica in one of Ray's processes."""
 
-    def __init__(self, settings: ProcessSettings) -> None:
-        """See `ReplicaEndpoint`."""
+    def __init__(self, settings: ProcessSettings, *, waits: bool) -> None:
+        """See `ReplicaEndpoint`; if it `waits`, it stays while its models cannot be loaded."""
         log_like_the_tier(settings.log_level, settings.log_format)
-        super().__init__(settings)
+        super().__init__(settings, another_serves if waits else None)
+
+
+async def another_serves() -> bool:
+    """Whether a replica of this replica's group answers images, as far as one that Serve chooses shows."""
+    context = serve.get_replica_context()
+    handle = serve.get_deployment_handle(context.deployment, context.app_name)
+    try:
+        async with asyncio.timeout(_PEER_S):
+            return not decode_presence(await handle.present.remote(PROTOCOL)).failed
+    except Exception:  # noqa: BLE001 - no replica, one of another version, or one that is about to end
+        return False
 
 
 # Wrapped by name, not by decorator, so that the class stays plain for tests and the type checker.
 _GROUP: Any = serve.deployment(ServedReplica)
 
 
-def group_apps(config: DatacenterConfig, catalog: Catalog) -> dict[str, Application]:
+def group_apps(config: DatacenterConfig, catalog: Catalog, *, alone: bool = True) -> dict[str, Application]:
     """Each group's deployment by name, in the order of `catalog.groups`.
+
+    If the task is `alone` in its tier, a replica that cannot load its models does not start, and neither does the
+    application. Else the replica waits, and the other tasks are served.
 
     Other models or limits of the same group are an update of `user_config`, which replicas take without a restart, if
     `serve.run` deploys them; a file for `serve deploy` names the new `user_config` under `deployments`.
     """
-    return {group.name: _group_app(group, catalog, config) for group in catalog.groups}
+    return {group.name: _group_app(group, catalog, config, waits=not alone) for group in catalog.groups}
 
 
-def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig) -> Application:
+def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, *, waits: bool) -> Application:
     process = process_settings(group, catalog, config)
     # Serve replaces all replicas when the version changes. Without one, `serve.run` replaces them each time.
     versioned = _GROUP.options(version=f"{__version__} {PROTOCOL} {process}", _internal=True)
@@ -74,7 +91,7 @@ def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig) -> Appl
         logging_config=LoggingConfig(enable_access_log=False, log_level="WARNING"),
         ray_actor_options={"num_cpus": replica_cpus(group, config), "num_gpus": config.num_gpus},
         **_scale(config),
-    ).bind(process)
+    ).bind(process, waits=waits)
     return app
 
 

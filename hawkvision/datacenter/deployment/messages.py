@@ -73,6 +73,8 @@ class Presence(msgspec.Struct, frozen=True, array_like=True):
     backends: tuple[str, ...] = ()
     refused: str = ""
     """Why the replica did not take its newest settings; empty if it did."""
+    failed: str = ""
+    """Why the replica has no models, so that it answers no image; empty if it has."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -8,12 +8,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ray import serve
-from ray.serve.exceptions import BackPressureError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.core.errors import NotReady
 from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, decode_presence
+from hawkvision.datacenter.deployment.serve_states import ServeStates
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -26,14 +26,17 @@ _SILENT_S: Final = 5.0
 """The longest that a live group may leave a probe, or all requests, unanswered."""
 _SECOND_PROBE_S: Final = 1.0
 """The same for the probe after one that failed."""
-_SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
-"""States of replicas, as Serve's controller names them."""
+
+
+class _NoReplica(Exception):
+    """Serve has no replica of the group; the message says why if Serve has given up to start one, else it is empty."""
 
 
 class PolledPresence:
     """Probes each group through its handle. See `handles.ReplicaPresence`.
 
-    A probe may queue behind requests, so their answers count as well. A replica of another version counts as none.
+    A probe may queue behind requests, so their answers count as well. A replica of another version counts as none, and
+    so does one that cannot load its models.
     """
 
     def __init__(
@@ -41,7 +44,8 @@ class PolledPresence:
         handles: Mapping[str, DeploymentHandle],
         on_change: Callable[[str, int], None],
         on_statement: Callable[[str], None],
-        on_problem: Callable[[str, str], None] = lambda *_: None,
+        on_problem: Callable[[str, str, bool], None] = lambda *_: None,
+        states: ServeStates | None = None,
     ) -> None:
         """No group is known to be live.
 
@@ -49,8 +53,11 @@ class PolledPresence:
             handles: by group.
             on_change: takes a group and 1 if it is live, else 0, whenever that changes.
             on_statement: takes the statement in each probe's answer.
-            on_problem: takes a group and what is wrong with its replicas, or an empty text, whenever that changes.
+            on_problem: takes a group, what is wrong with its replicas, or an empty text, and whether they have failed,
+                so that only somebody's help brings them back; whenever the text changes.
+            states: what Serve says of the groups; several presences may share it.
         """
+        self._states = states or ServeStates()
         self._handles = handles
         self._on_change = on_change
         self._on_statement = on_statement
@@ -118,60 +125,66 @@ class PolledPresence:
         """Whether a probe is answered. If one fails, which may have met the only replica that is gone, a second is."""
         for within_s in (_SILENT_S, _SECOND_PROBE_S):
             try:
-                presence = await _probed(group, handle, within_s)
+                presence = await self._probed(group, handle, within_s)
             except NotReady as error:  # of another version
-                self._note(group, error.message)
+                self._note(group, error.message, log_it=True)
                 return False
-            except BackPressureError:  # the queue is full, so a replica is at work
-                return True
+            except _NoReplica as error:
+                self._note(group, str(error), failed=True, log_it=True)
+                return False
+            except BackPressureError:  # before a replica that works, or one that hangs
+                return self._replied_within(group, _SILENT_S)
             except TimeoutError:
-                return asyncio.get_running_loop().time() - self._replied_at[group] < within_s
+                return self._replied_within(group, within_s)
             except Exception as error:  # noqa: BLE001 - any failure means that this replica does not answer
                 log.debug("%s: a probe failed: %r", group, error)
                 continue
-            if presence is None:
-                return False
+            if presence.failed:
+                self._note(group, presence.failed, failed=True)
+                continue  # another replica may have loaded its models
             self._on_statement(presence.statement)
             self._note(group, presence.refused)
             return True
         return False
 
-    def _note(self, group: str, problem: str) -> None:
+    async def _probed(self, group: str, handle: DeploymentHandle, within_s: float) -> Presence:
+        """What a replica says of itself.
+
+        Raises:
+            _NoReplica: if Serve has no replica that could say it.
+            TimeoutError: if none answers in time.
+            BackPressureError: if the queue is full, although Serve has a replica.
+            Exception: as the call.
+        """
+        probe = asyncio.ensure_future(_presence(handle))
+        try:
+            async with asyncio.timeout(within_s):
+                while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
+                    await self._check_replica(group)
+            return probe.result()
+        except (BackPressureError, DeploymentUnavailableError):  # a full queue may stand before no replica
+            await self._check_replica(group)
+            raise
+        finally:
+            probe.cancel()
+
+    async def _check_replica(self, group: str) -> None:
+        reason = await self._states.why_missing(group)
+        if reason is not None:
+            raise _NoReplica(reason)
+
+    def _replied_within(self, group: str, seconds: float) -> bool:
+        return asyncio.get_running_loop().time() - self._replied_at[group] < seconds
+
+    def _note(self, group: str, problem: str, *, failed: bool = False, log_it: bool = False) -> None:
+        """Keep and report a new problem; `log_it` for one that no replica logs itself."""
         if problem == self._problems[group]:
             return
         self._problems[group] = problem
-        if problem:
+        if problem and log_it:
             log.error("%s: %s", group, problem)
-        self._on_problem(group, problem)
-
-
-async def _probed(group: str, handle: DeploymentHandle, within_s: float) -> Presence | None:
-    """What a replica says of itself; None if Serve has no replica that could.
-
-    Raises:
-        TimeoutError: if none answers in time.
-        Exception: as the call.
-    """
-    probe = asyncio.ensure_future(_presence(handle))
-    try:
-        async with asyncio.timeout(within_s):
-            while not (await asyncio.wait((probe,), timeout=_DOUBT_S))[0]:
-                if not await asyncio.to_thread(_has_replica, group):
-                    return None
-        return probe.result()
-    finally:
-        probe.cancel()
+        self._on_problem(group, problem, failed and bool(problem))
 
 
 async def _presence(handle: DeploymentHandle) -> Presence:
     return decode_presence(await handle.present.remote(PROTOCOL))
-
-
-def _has_replica(group: str) -> bool:
-    """Whether Serve has a replica of this group that takes requests; True if it does not say. Blocks."""
-    try:
-        application = serve.status().applications[serve.get_replica_context().app_name]
-        states = application.deployments[group].replica_states
-    except Exception:  # noqa: BLE001 - whatever Ray raises while its controller restarts
-        return True
-    return any(states.get(state, 0) for state in _SERVING)

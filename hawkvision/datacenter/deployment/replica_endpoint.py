@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
+from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, RequestError
 from hawkvision.core.logs import resume
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import (
@@ -23,10 +21,9 @@ from hawkvision.datacenter.deployment.messages import (
     encode_failure,
     encode_presence,
 )
-from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
+from hawkvision.datacenter.deployment.served_models import ServedModels
+from hawkvision.datacenter.execution.group_settings import ProcessSettings
 from hawkvision.datacenter.execution.replica import Replica
-
-log = logging.getLogger("hawkvision.datacenter")
 
 EXPECTED = (RequestError, DeadlineMissed, Overloaded, NotReady)
 """Errors that are replied, not raised. Ray logs raised errors with tracebacks, so callers could fill the disk."""
@@ -35,17 +32,18 @@ EXPECTED = (RequestError, DeadlineMissed, Overloaded, NotReady)
 class ReplicaEndpoint:
     """A replica in one of Ray's processes; see `messages` for what its methods take and return."""
 
-    def __init__(self, settings: ProcessSettings) -> None:
-        """Without models; Serve calls `reconfigure` next, which loads them."""
-        self._settings = settings
-        self._replica: Replica | None = None
-        self._refused = ""
+    def __init__(self, settings: ProcessSettings, another_serves: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Without models; Serve calls `reconfigure` next, which loads them. See `ServedModels` for the arguments."""
+        self._models = ServedModels(settings, another_serves)
 
     @property
     def replica(self) -> Replica:
-        """What runs the models, once `reconfigure` has loaded them."""
-        assert self._replica is not None, "Serve calls reconfigure before anything else"
-        return self._replica
+        """What runs the models, once `reconfigure` has loaded them.
+
+        Raises:
+            NotReady: if they cannot be loaded.
+        """
+        return self._models.ready()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take the models and limits of `GroupSettings`, at the start and whenever Serve has new ones.
@@ -54,24 +52,9 @@ class ReplicaEndpoint:
         nothing then, because Serve would stop it.
 
         Raises:
-            ConfigError, ArtifactError, BackendError: if the first settings cannot be used.
+            ConfigError, ArtifactError, BackendError: if the first settings cannot be used; see `ServedModels`.
         """
-        if self._replica is None:
-            settings = GroupSettings.from_user_config(user_config)
-            self._replica = await asyncio.to_thread(Replica, self._settings, settings)
-            return
-        try:
-            await self._replica.reconfigure(GroupSettings.from_user_config(user_config))
-            self._refused = ""
-        except HawkVisionError as error:
-            self._refuse(error.message)
-        except Exception as error:  # a library may raise anything about a file
-            log.exception("settings could not be taken")
-            self._refuse(f"{type(error).__name__}: {error}")
-
-    def _refuse(self, reason: str) -> None:
-        self._refused = f"new settings refused, the old ones stay in use: {reason}"
-        log.error("%s", self._refused)
+        await self._models.configure(user_config)
 
     async def check_health(self) -> None:
         """Infer with each model, unless images do. Serve calls this at the start and regularly.
@@ -79,12 +62,15 @@ class ReplicaEndpoint:
         Raises:
             BackendError: if a model fails or is stuck; Serve then replaces the replica.
         """
-        await self.replica.check_health()
+        await self._models.check_health()
 
     async def present(self, _protocol: int) -> bytes:
         """The presence, whatever the caller's version: the caller compares."""
-        replica = self.replica
-        return encode_presence(Presence(PROTOCOL, __version__, replica.statement, replica.backends, self._refused))
+        models = self._models
+        if models.replica is None:
+            return encode_presence(Presence(PROTOCOL, __version__, failed=models.failed or "its models are loading"))
+        running = models.replica
+        return encode_presence(Presence(PROTOCOL, __version__, running.statement, running.backends, models.refused))
 
     async def classify(self, protocol: int, image: bytes, request: bytes) -> bytes:
         """All parts of the answer to an image, or the error.

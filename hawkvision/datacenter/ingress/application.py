@@ -67,7 +67,8 @@ def application(
     if catalogs is None:
         catalogs = load_catalogs(config)
     settings = IngressSettings.of(config, catalogs)
-    groups = {task: group_apps(config, catalog) for task, catalog in loaded(catalogs).items()}
+    served = loaded(catalogs)
+    groups = {task: group_apps(config, catalog, alone=len(served) == 1) for task, catalog in served.items()}
     return _INGRESS.options(
         name=INGRESS,
         # Above the server's own bound, so that the server sheds, with 429 and Retry-After.

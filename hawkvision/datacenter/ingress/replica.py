@@ -21,17 +21,20 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hawkvision.core.errors import BackendError, NotReady
+from hawkvision.core.errors import BackendError
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence
+from hawkvision.datacenter.deployment.serve_states import ServeStates
 from hawkvision.datacenter.ingress.admission_share import AdmissionShare
 from hawkvision.datacenter.ingress.head_watch import HeadWatch
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
+from hawkvision.datacenter.ingress.ray_metrics import RayMetrics
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
+from hawkvision.datacenter.servers.readiness import TaskState
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls_from_settings import server_certificates
@@ -86,9 +89,10 @@ class Ingress:
         self._presences: dict[str, PolledPresence] = {}
         self._variants: dict[str, HandleVariants] = {}
         tier = self._server.tier
+        states = ServeStates()
         for task, of_task in handles.items():
             presence = PolledPresence(
-                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem
+                of_task, tier.set_live_replicas, partial(tier.record_statement, task), tier.record_problem, states
             )
             self._presences[task] = presence
             groups = tier.catalogs[task].groups
@@ -113,6 +117,8 @@ class Ingress:
         if launcher is None and not config.survives_head:  # a launcher watches its own Ray
             address = ray.get_runtime_context().gcs_address
             self._head = HeadWatch(address, partial(setattr, tier, "has_head"))
+        # Nobody reaches Ray's endpoints behind a launcher.
+        self._ray_metrics = RayMetrics(tier.metrics.registry) if launcher is None else None
         self._describing: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> Response:
@@ -160,25 +166,24 @@ class Ingress:
         self._share.start()
         if self._head is not None:
             self._head.start()
+        if self._ray_metrics is not None:
+            self._ray_metrics.start()
         if self._link is not None:
             self._link.start()
 
     async def _describe(self) -> None:
-        """Tell the metrics what runs the models, as soon as a replica of each group says it."""
-        for task, variants in self._variants.items():
-            backend = await _backends(variants) if self._polls else self._config.backend
-            self._server.tier.metrics.describe(task, backend)
+        """Tell the metrics what runs the models of each task, as soon as a replica of each group says it."""
+        await asyncio.gather(*(self._describe_task(task) for task in self._variants))
 
-    async def unready(self) -> str | None:
-        """Why callers of tasks that were loaded would get 503 now; None if they are served."""
+    async def _describe_task(self, task: str) -> None:
+        backend = await _backends(self._variants[task]) if self._polls else self._config.backend
+        self._server.tier.metrics.describe(task, backend)
+
+    async def states(self) -> tuple[TaskState, ...] | None:
+        """The state of each task; None while no replica serves at the public sockets of a launcher."""
         if self._link is not None and not self._link.serves.is_set():
-            return "no ingress replica serves at the public sockets"
-        try:
-            for task in self._variants:
-                self._server.tier.check_ready(task)
-        except NotReady as error:
-            return error.message
-        return None
+            return None
+        return self._server.tier.states()
 
     async def drain(self) -> None:
         """Answer the requests inside, and accept no more at the public sockets; Serve drains its own before."""
@@ -187,6 +192,8 @@ class Ingress:
         await self._share.close()
         if self._head is not None:
             await self._head.close()
+        if self._ray_metrics is not None:
+            await self._ray_metrics.close()
         await self._reloads.close()
 
     def _set_transports(self, transports: Transports) -> None:
@@ -194,12 +201,13 @@ class Ingress:
 
 
 async def _backends(variants: HandleVariants) -> str:
-    """The backends of the groups' replicas, each once, separated by commas; waits until there are replicas."""
+    """The backends of the groups' replicas, each once, separated by commas; waits until all have models."""
     while True:
         try:
             found = await variants.presence()
         except Exception as error:  # noqa: BLE001 - whatever Ray raises while replicas come and go
             log.info("the backends are unknown for now: %s", error)
-            await asyncio.sleep(_AGAIN_S)
         else:
-            return ",".join(dict.fromkeys(name for presence in found for name in presence.backends))
+            if not any(presence.failed for presence in found):
+                return ",".join(dict.fromkeys(name for presence in found for name in presence.backends))
+        await asyncio.sleep(_AGAIN_S)

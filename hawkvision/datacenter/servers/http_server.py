@@ -131,8 +131,7 @@ class HttpServer:
             return Response(b"ok", media_type="text/plain")
         if path == "/readyz":
             known = self.keys.caller_of(request.headers.get("authorization")) is not None
-            self.tier.check_ready(_task_of(request), with_reason=known)
-            return Response(b"ready", media_type="text/plain")
+            return _json(self.tier.readiness(_task_of(request), with_reason=known))
         if path == TRANSPORT_PATH:
             return _json(self.transports())
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))

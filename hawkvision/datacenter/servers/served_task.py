@@ -8,6 +8,7 @@ from typing import Final
 
 from hawkvision.core.errors import BadField, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import SCORE_HEADER, EscalationRequest, StageList
+from hawkvision.datacenter.servers.readiness import TaskState
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
 
@@ -29,6 +30,8 @@ class ServedTask:
         self.in_flight = 0
         self.problems: dict[str, str] = {}
         """What is wrong with the replicas of groups, as the log says."""
+        self.failed: set[str] = set()
+        """The groups of which no replica comes by itself."""
         self._statements: dict[str, None] = {}
         """The replicas' statements, the newest last; at most `_MAX_STATEMENTS`."""
 
@@ -53,21 +56,44 @@ class ServedTask:
             raise NotReady(f"the datacenter tier is still loading the models of task {self.name!r}, or draining")
         return self.variants
 
-    def check_ready(self, *, with_reason: bool = True) -> None:
+    def check_ready(self) -> None:
         """Check that each stage can answer.
-
-        Args:
-            with_reason: whether the error says why the task cannot be served, which may name files.
 
         Raises:
             NotReady: names what is missing.
         """
-        if self.failure is not None and not with_reason:
-            raise NotReady(f"task {self.name!r} cannot be served; the log says why, and this answer with a key")
         self.ready_variants()
         if self.absent:
-            absent = (self._described(group, with_reason) for group in sorted(self.absent))
-            raise NotReady(f"task {self.name!r} has no live replica of {', '.join(absent)}")
+            raise NotReady(self._describe_absent(with_reason=True))
+
+    def state(self, *, with_reason: bool) -> TaskState:
+        """Whether each stage can answer.
+
+        Args:
+            with_reason: whether to say why the task cannot be served, which may name files.
+        """
+        try:
+            self.check_ready()
+        except NotReady as error:
+            failed = self.failure is not None or bool(self.absent & self.failed)
+            if failed and not with_reason:
+                return TaskState(self.name, "failed")
+            reason = error.message if with_reason or not self.absent else self._describe_absent(with_reason=False)
+            return TaskState(self.name, "failed" if failed else "starting", reason)
+        return TaskState(self.name, "ready")
+
+    def record_problem(self, group: str, problem: str, *, failed: bool) -> None:
+        """Note what is wrong with a group's replicas, as the log says; an empty text if nothing is any more."""
+        self.problems.pop(group, None)
+        self.failed.discard(group)
+        if problem:
+            self.problems[group] = problem
+        if failed:
+            self.failed.add(group)
+
+    def _describe_absent(self, *, with_reason: bool) -> str:
+        absent = (self._described(group, with_reason) for group in sorted(self.absent))
+        return f"task {self.name!r} has no live replica of {', '.join(absent)}"
 
     def _described(self, group: str, with_reason: bool) -> str:
         problem = self.problems.get(group) if with_reason else None

@@ -23,6 +23,7 @@ from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, StageList
 from hawkvision.datacenter.servers.metrics import DatacenterMetrics
+from hawkvision.datacenter.servers.readiness import Readiness, TaskState
 from hawkvision.datacenter.servers.replies import reply_of
 from hawkvision.datacenter.servers.served_task import ServedTask
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants, run_two_stages
@@ -34,6 +35,8 @@ DATAGRAM_PATH: Final = "datagram"
 """The metrics' path of an image that came as datagrams."""
 
 log = logging.getLogger("hawkvision.datacenter")
+
+_UNEXPLAINED: Final = "task {!r} cannot be served; the log says why, and this answer with a key"
 
 ResultT = TypeVar("ResultT")
 
@@ -62,7 +65,7 @@ class TierService:
         for task in self._tasks.values():
             self.metrics.in_flight.labels(task.name).set_function(partial(getattr, task, "in_flight"))
             if task.failure is not None:
-                _log_failure(task.name, task.failure)
+                log.error("task %s cannot be served: %s", task.name, task.failure)
         self.has_head = True
         """Whether the cluster's head is there, as far as the tier depends on it."""
         self.set_limit(max_in_flight)
@@ -92,36 +95,34 @@ class TierService:
 
     def set_variants(self, task: str, variants: Variants | None) -> None:
         """Give a task access to its replicas, after which it is served; None while it loads or drains."""
-        served = self._tasks[task]
-        served.variants = variants
-        if variants is not None:
-            served.failure = None
+        self._tasks[task].variants = variants
 
-    def fail_task(self, task: str, reason: str) -> None:
-        """Answer a task's requests with 503 and the reason, until `set_variants` gives it replicas."""
-        _log_failure(task, reason)
-        self._tasks[task].variants = None
-        self._tasks[task].failure = reason
-
-    def check_ready(self, task: str | None = None, *, with_reason: bool = True) -> None:
-        """Check that each stage can answer: of that task, or of all.
+    def states(self, task: str | None = None, *, with_reason: bool = True) -> tuple[TaskState, ...]:
+        """The state of each task, or of the one that is named.
 
         Args:
             task: None for all.
-            with_reason: see `ServedTask.check_ready`.
+            with_reason: see `ServedTask.state`.
 
         Raises:
             NotFound: for a task that is not served.
-            NotReady: names each task and group that is missing.
         """
-        missing = [] if self.has_head else ["the head of the Ray cluster is gone, and this tier ends with it"]
-        for each in self._tasks.values() if task is None else (self._task(task),):
-            try:
-                each.check_ready(with_reason=with_reason)
-            except NotReady as error:
-                missing.append(error.message)
-        if missing:
-            raise NotReady("; ".join(missing))
+        tasks = self._tasks.values() if task is None else (self._task(task),)
+        return tuple(each.state(with_reason=with_reason) for each in tasks)
+
+    def readiness(self, task: str | None = None, *, with_reason: bool = True) -> Readiness:
+        """The reply to `GET /readyz`, about one task or all; see `states` for the arguments.
+
+        Raises:
+            NotFound: for a task that is not served.
+            NotReady: if none of them is ready; names what each lacks.
+        """
+        if not self.has_head:
+            raise NotReady("the head of the Ray cluster is gone, and this tier ends with it")
+        states = self.states(task, with_reason=with_reason)
+        if not any(state.status == "ready" for state in states):
+            raise NotReady("; ".join(state.reason or _UNEXPLAINED.format(state.task) for state in states))
+        return Readiness(tasks=states)
 
     def record_statement(self, task: str, statement: str) -> None:
         """Note what a replica of a task states that it runs (`hawkvision.models.fingerprints`)."""
@@ -136,12 +137,9 @@ class TierService:
         """
         return self._task(task).listing()
 
-    def record_problem(self, group: str, problem: str) -> None:
-        """Note what is wrong with a group's replicas; an empty text if nothing is any more."""
-        problems = self._task_of_group[group].problems
-        problems.pop(group, None)
-        if problem:
-            problems[group] = problem
+    def record_problem(self, group: str, problem: str, failed: bool = False) -> None:
+        """Note what is wrong with a group's replicas, and whether none comes by itself; see `ServedTask`."""
+        self._task_of_group[group].record_problem(group, problem, failed=failed)
 
     def set_live_replicas(self, group: str, live: int) -> None:
         """Note the number of live replicas of a group of variants."""
@@ -155,7 +153,7 @@ class TierService:
         if task.variants is None:  # still loading, or stopping
             return
         if live == 0 and not was_absent:
-            log.warning("%s has no live replica: its callers get 503, and the tier is not ready", group)
+            log.warning("%s has no live replica: its callers get 503", group)
         elif live > 0 and was_absent:
             log.info("%s has a live replica", group)
 
@@ -204,10 +202,6 @@ class TierService:
             known = ", ".join(map(repr, self._tasks))
             raise NotFound(f"no task {name and name[:80]!r} here; this tier serves {known}")
         return task
-
-
-def _log_failure(task: str, reason: str) -> None:
-    log.error("task %s cannot be served: %s", task, reason)
 
 
 class AdmittedRequest:

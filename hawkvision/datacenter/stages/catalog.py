@@ -156,15 +156,12 @@ def loaded(catalogs: Mapping[str, Catalog | TaskFailure]) -> dict[str, Catalog]:
     return {task: catalog for task, catalog in catalogs.items() if isinstance(catalog, Catalog)}
 
 
-def check_models(
-    config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]
-) -> dict[str, Catalog | TaskFailure]:
-    """The same catalogs, with a failure for each task of which this machine lacks a model file.
+def check_models(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
+    """Check that this machine has the model files of a task at least.
 
     Raises:
-        ArtifactError: if no task can be served; the error of the first.
+        ArtifactError: if each task lacks a file; the error of the first.
     """
-    checked = dict(catalogs)
     failures: list[HawkVisionError] = []
     for task, catalog in loaded(catalogs).items():
         try:
@@ -172,10 +169,10 @@ def check_models(
                 load_variant(cache_dir(config.cache_dir), task, variant)
         except HawkVisionError as error:
             failures.append(error)
-            checked[task] = TaskFailure(error.message)
-    if failures and not loaded(checked):
+        else:
+            return
+    if failures:
         raise failures[0]
-    return checked
 
 
 def variants_by_task(config: DatacenterConfig) -> dict[str, tuple[str, ...]]:

@@ -46,13 +46,15 @@ from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
+from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
-from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, read_evidence
+from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, check_enough, read_evidence
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images, received_predictions
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.models.image_sets.same_images import shared
 from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.kind import TaskKind, Truth
@@ -77,17 +79,21 @@ def openings_of(design: str, known: ImageUse | None) -> int:
     return (known.openings or 1) + (known.design != design)
 
 
-def check_unseen(profile: Profile, sha256: str, compared: int, where: str) -> None:
+def check_unseen(profile: Profile, images: AnyImages, compared: int, where: str) -> None:
     """Refuse images that served the design, unless `compared` says how many configurations were compared on them.
 
     Raises:
-        ConfigError: if they did and `compared` is 1.
+        ConfigError: if they, or some of them, did and `compared` is 1.
     """
+    if compared > 1:
+        return
+    known, sha256 = profile.data.images, images.sha256
     designed = sha256 == profile.data.sha256 or profile.use("design", sha256) or profile.use("fit", sha256)
-    if designed and compared < 2:
+    count = len(images) if designed or not isinstance(known, str) else shared(images.bodies, known)
+    if designed or (isinstance(known, str) and count):
         raise ConfigError(
-            f"{where}: these images served the design of the profile; expected images used for nothing else, or "
-            "`--compared K`, the number of configurations that were ever compared on them"
+            f"{where}: {count} of these {len(images)} images served the design of the profile; expected images used "
+            "for nothing else, or `--compared K`, the number of configurations that were ever compared on them"
         )
 
 
@@ -126,8 +132,7 @@ def read_certifying(
         ConfigError: if they cannot be read, or are too few to certify anything.
     """
     evidence = read_evidence(data, kind, manifest, models, reading)
-    if len(evidence.images) < FEWEST_IMAGES:
-        raise ConfigError(f"{data}: {len(evidence.images)} images certify nothing; expected at least {FEWEST_IMAGES}")
+    check_enough(data, evidence.images, FEWEST_IMAGES)
     return evidence
 
 
@@ -172,12 +177,13 @@ def certified_anew(
         cache: where built models lie.
 
     Raises:
-        HawkVisionError: if models differ from the design's or are missing, or the images served the design.
+        HawkVisionError: if models or labels differ from the design's or are missing, or the images served the design.
     """
     images = evidence.images
     _check_models(design, manifest)
+    design.check_labels(kind.labels)
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
-    check_unseen(design, images.sha256, compared, images.name)
+    check_unseen(design, images, compared, images.name)
     same = images.sha256 == design.data.sha256
     chosen = split_again(manifest, images, design.data).certify if same else evidence.clean
     use = _certifying_use(design, images, len(chosen), compared)
@@ -190,8 +196,9 @@ def certified_anew(
     share = share_of_delta(delta, use.openings or 1, compared)
     certification = _LabelledCertification(kind, design, predictions, evidence, chosen, share)
     if datagram:
-        sent = received_images(images, chosen, design.data.seed) if arrived is None else arrived
-        received = certification.received(manifest, sent, backend, cache)
+        if arrived is None:
+            arrived = received_images(images, chosen, design.data.seed, _useful_side(design, manifest))
+        received = certification.received(manifest, arrived, backend, cache)
     else:
         received = {pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs}
     return msgspec.structs.replace(
@@ -201,6 +208,11 @@ def certified_anew(
         stages=tuple(map(certification.stage, design.stages)),
         pairs=tuple(certification.pair(pair, received[pair.edge]) for pair in design.pairs),
     )
+
+
+def _useful_side(design: Profile, manifest: Manifest) -> int:
+    """See `imaging.downscale.useful_side`; of all stages of the design."""
+    return useful_side(member.input for stage in design.stages for member in manifest.members(stage.name))
 
 
 def _check_models(design: Profile, manifest: Manifest) -> None:

@@ -24,13 +24,14 @@ from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
 from hawkvision.model_zoo.calibration.certification import (
+    DELTA,
     FEWEST_IMAGES,
     check_unseen,
     pair_sample,
     share_of_delta,
     stages_by_tier,
 )
-from hawkvision.model_zoo.calibration.evidence import FEWEST_CLEAN, LabelReading, clean_images, read_evidence
+from hawkvision.model_zoo.calibration.evidence import LabelReading, check_enough, clean_images, read_evidence
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
 from hawkvision.models.datasets import read_unlabelled
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, load_manifest
@@ -85,7 +86,8 @@ def certify_site(
     known = load_profile_of(manifest, models, profile)
     known = msgspec.structs.replace(known, pairs=tuple(_pairs_of(known, edges)))
     images, truths = _site_images(data, kind, manifest, models, reading, labelled=labelled)
-    check_unseen(known, images.sha256, compared, str(data))
+    known.check_labels(kind.labels)
+    check_unseen(known, images, compared, str(data))
     design = design_sha256(known, known.pairs)
     openings = _openings_of(out, design, images.sha256)
     edge, datacenter = _stages_of(known)
@@ -98,14 +100,15 @@ def certify_site(
     )  # fmt: skip
     method = Method.AGREEMENT if not labelled else Method.EXACT if kind.binary and not betting else Method.BETTING
     share = share_of_delta(delta, openings, compared)
-    certification = _SiteCertification(known, predictions, images, truths, share, method)
+    interval = share_of_delta(DELTA, openings, compared)
+    certification = _SiteCertification(known, predictions, images, truths, share, method, interval)
     site = SiteCertificates(
         format=2,
         task=task,
         as_of=(today or date.today()).isoformat(),
         data=SiteData(
             name=images.name, sha256=images.sha256, n=len(chosen), labelled=labelled, openings=openings,
-            compared=compared, design=design,
+            compared=compared, design=design, shrinks_images=known.shrinks_images,
         ),
         stages=tuple(map(certification.stage, dict.fromkeys(name for p in known.pairs for name in _names_of(p)))),
         pairs=tuple(map(certification.pair, known.pairs)),
@@ -142,10 +145,7 @@ def _site_images(
         images, truths = evidence.images, evidence.truths
     else:
         images = read_unlabelled(data)
-    clean = len(clean_images(images))
-    fewest = FEWEST_IMAGES if clean == len(images) else FEWEST_CLEAN
-    if clean < fewest:
-        raise ConfigError(f"{data}: {clean} images certify nothing; expected at least {fewest}")
+    check_enough(data, images, FEWEST_IMAGES)
     if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
         raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
     return images, truths
@@ -193,13 +193,16 @@ class _SiteCertification:
         truths: Sequence[Truth] | None,
         delta: float,
         method: Method,
+        interval_delta: float,
     ) -> None:
+        """Take what was run; accuracies get intervals at confidence 1 − `interval_delta`."""
         self._profile = profile
         self._predictions = predictions
         self._sha256 = images.sha256
         self._truths = truths
         self._delta = delta
         self._method = method
+        self._interval_delta = interval_delta
         self._chosen = in_random_order(predictions.chosen)
         self._edge, self._datacenter = _stages_of(profile)
 
@@ -239,8 +242,8 @@ class _SiteCertification:
         temperature = self._profile.stage(name).temperature
         outputs = select(self._predictions.outputs(name, Tier.EDGE, temperature), self._chosen)
         right = accuracies(self._predictions.kind, outputs, select(truths, self._chosen))
-        return measure_accuracy(right, self._sha256)
+        return measure_accuracy(right, self._sha256, self._interval_delta)
 
     def _in_datacenter(self, name: str, truths: Sequence[Truth]) -> MeasuredAccuracy:
         served = self._predictions.served(name)
-        return served_accuracy(self._predictions.kind, served, truths, self._chosen, self._sha256)
+        return served_accuracy(self._predictions.kind, served, truths, self._chosen, self._sha256, self._interval_delta)

@@ -1,6 +1,7 @@
 """Images as received over a lossy link, and the conditions of a profile that are measured on them.
 
-Every image is encoded by the product's own coder at each quality that is ever sent. Then fragments are lost, seeded by
+Every image is made as small as a sender makes it, and encoded by the product's own coder at each quality that is ever
+sent. Then fragments are lost, seeded by
 the image's index, until the received fraction lies in a band. Half of the images lose fragments independently, half in
 bursts. Images with too few fragments for a band are left out, because a real link does not produce them there either.
 Parity is not simulated: it decides how often fragments are missing, not what an image without them looks like.
@@ -20,11 +21,11 @@ from hawkvision.cascade.certification.predictions import Split, StagePredictions
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Pair, ReceivedCondition
 from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedPredictions, profile_received
 from hawkvision.core.types import Tier
-from hawkvision.imaging import preprocessing
-from hawkvision.model_zoo.calibration.model_runner import MAX_PIXELS, CascadePredictions
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.tasks.kind import Truth
-from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode, encode
+from hawkvision.transport.client.encoding_plan import encode_anew
+from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM
 
@@ -66,14 +67,18 @@ class ReceivedImages:
     """The received fraction of each of those."""
 
 
-def received_images(images: LabelledImages, chosen: NDArray[np.intp], seed: int) -> Iterator[ReceivedImages]:
+def received_images(
+    images: LabelledImages, chosen: NDArray[np.intp], seed: int, useful_side: int
+) -> Iterator[ReceivedImages]:
     """The images `chosen` in every condition that enough of them reach, by falling quality, then falling fraction.
+
+    Senders make their shorter side at most `useful_side` (`imaging.downscale.useful_side`), as edge nodes ask for it.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: for an image that cannot be sent, with its number.
     """
     for quality in QUALITIES:
-        coded = {int(number): transcoded(images.bodies[number], Plan(quality, 0.0)) for number in chosen}
+        coded = {int(number): transcoded(images.bodies[number], Plan(quality, 0.0), useful_side) for number in chosen}
         for band in BANDS:
             bodies = list(images.bodies)
             fractions: dict[int, float] = {}
@@ -89,15 +94,13 @@ def received_images(images: LabelledImages, chosen: NDArray[np.intp], seed: int)
                 yield ReceivedImages(quality, band, there, np.array([*fractions]), np.array([*fractions.values()]))
 
 
-def transcoded(body: bytes, plan: Plan) -> Coded:
+def transcoded(body: bytes, plan: Plan, useful_side: int) -> Coded:
     """A caller's image as a sender encodes it.
 
     Raises:
         BadImage, TooLarge, UnsupportedMedia: naming what is wrong with the image.
     """
-    header = preprocessing.probe(body)
-    whole = preprocessing.decode(body, header, max_pixels=MAX_PIXELS, min_side=max(header.width, header.height))
-    return encode(whole, plan, FRAGMENT_ROOM)
+    return encode_anew(body, plan, useful_side, FRAGMENT_ROOM)
 
 
 def condition_of(
@@ -154,6 +157,7 @@ def received_predictions(
         predictions.served(pair.best).of(chosen),
         originals.of(chosen),
         select(truths, chosen),
+        predictions.temperature(pair.edge),
     )
 
 

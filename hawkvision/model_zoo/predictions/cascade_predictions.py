@@ -118,9 +118,12 @@ class CascadePredictions:
 
     def served(self, stage: str) -> StagePredictions:
         """A stage as the datacenter serves it, with the manifest's temperature."""
-        temperature = 1.0 if self._manifest.ensemble(stage) else self._manifest.variant(stage).temperature
         cost_ms = round(self.cost_ms(stage, Tier.DATACENTER), 3)
-        return StagePredictions(stage, self.outputs(stage, Tier.DATACENTER, temperature), cost_ms)
+        return StagePredictions(stage, self.outputs(stage, Tier.DATACENTER, self.temperature(stage)), cost_ms)
+
+    def temperature(self, stage: str) -> float:
+        """The manifest's temperature of a stage; an ensemble's is a part of its outputs."""
+        return 1.0 if self._manifest.ensemble(stage) else self._manifest.variant(stage).temperature
 
     def cost_ms(self, stage: str, tier: Tier) -> float:
         """Mean processor time of one image: all members, and both views if the ensemble mirrors.

@@ -5,11 +5,12 @@ COCO: `{"images": [{id, file_name, width, height}], "annotations": [{image_id, c
 without area are left out. The images lie where `_places` looks.
 
 YOLO: `images/**/NAME.jpg` and for each `labels/**/NAME.txt`, whose lines are `CLASS X Y W H`: the class index, centre
-and size of a box as fractions of the image. An image without a file, or with an empty one, shows nothing. A file
-`classes.txt` (one name a line) says that indices are not the task's.
+and size of a box as fractions of the image. An image with an empty file shows nothing, and so does one without a file
+where most have one. A file `classes.txt` (one name a line) or `data.yaml` (`names`) says that indices are not those of
+the task.
 
 A model was trained on the images of a split whose name begins with "train" (`instances_train2017.json`,
-`images/train/`), and if there is a list of clean ids, on all that it lacks.
+`images/train/`, `train/images/`), and if there is a list of clean ids, on all that it lacks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.core.text_files import read_text
-from hawkvision.models.image_sets.labelled_images import SUFFIXES, Annotation, LabelledImages, read_files
+from hawkvision.models.image_sets.labelled_images import (
+    SUFFIXES,
+    Annotation,
+    LabelledImages,
+    is_training_split,
+    read_files,
+)
 
 CLEAN_IDS: Final = "clean_ids.txt"
 MAX_BYTES: Final = 1 << 30
@@ -63,6 +70,21 @@ def holds_boxes(root: Path) -> bool:
     return (root / "images").is_dir() and (root / "labels").is_dir()
 
 
+def other_form(root: Path) -> str | None:
+    """What a directory holds, and what to give instead, if it holds boxes in another way than those that are read."""
+    if any((root / "Annotations").glob("*.xml")) or any(root.glob("*.xml")):
+        return "this is Pascal VOC's form, which is not read; convert it to COCO's"
+    annotations = sorted(p for p in root.glob("*.json") if p.is_file())
+    if annotations:
+        return f"annotations lie in it; give their file, such as {annotations[0]}"
+    splits = sorted(p for p in root.iterdir() if p.is_dir() and holds_boxes(p))
+    if splits:
+        return f"splits lie in it; give one, such as {splits[-1]}"
+    if any(p.with_suffix(".txt").is_file() for p in root.iterdir() if p.suffix.lower() in SUFFIXES):
+        return "annotations lie beside the images; move both into `images` and `labels`"
+    return None
+
+
 def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = None) -> LabelledImages:
     """Read a COCO annotation file and its images.
 
@@ -75,23 +97,27 @@ def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = Non
         ConfigError: naming the file and what was expected there.
     """
     coco = _decoded(path)
+    used = {each.category_id for each in coco.annotations}
     classes = {}
     for category in coco.categories:
-        if category.name not in names:
+        if category.name in names:
+            classes[category.id] = names[category.name]
+        elif category.id in used:
             raise ConfigError(f"{path}: category {category.name!r} is no label of the task; expected {_some(names)}")
-        classes[category.id] = names[category.name]
     objects: dict[int, list[_Object]] = {image.id: [] for image in coco.images}
     for each in coco.annotations:
         if each.image_id not in objects or each.category_id not in classes:
             named = f"image {each.image_id}, category {each.category_id}"
             raise ConfigError(f"{path}: an annotation names {named}; expected both to be listed")
         objects[each.image_id].append(each)
+    _refuse_fractions(path, coco)
     annotations = [_annotation(path, image, objects[image.id], classes) for image in coco.images]
     files = _files_of(path, coco.images)
     trained = _trained(clean_ids, path.parent, [str(image.id) for image in coco.images])
-    if "train" in path.stem:
+    if "train" in path.stem or is_training_split(path.parent.name):
         trained = np.ones(len(files), np.bool_)
-    return _labelled(path, files, annotations, trained)
+    sizes = tuple((image.width, image.height) for image in coco.images)
+    return _labelled(path, files, annotations, trained, sizes)
 
 
 def read_yolo(root: Path, classes: int, names: Mapping[str, int], clean_ids: Path | None = None) -> LabelledImages:
@@ -111,11 +137,13 @@ def read_yolo(root: Path, classes: int, names: Mapping[str, int], clean_ids: Pat
         raise ConfigError(f"{root / 'images'}: no images (expected files ending in {', '.join(SUFFIXES)})")
     indices = _own_classes(root, names) or list(range(classes))
     parts = [file.relative_to(root / "images") for file in files]
-    annotations = [_lines((root / "labels" / part).with_suffix(".txt"), indices) for part in parts]
+    labels = [(root / "labels" / part).with_suffix(".txt") for part in parts]
+    _refuse_unlabelled(root, labels)
+    annotations = [_lines(file, indices) for file in labels]
     trained = _trained(clean_ids, root, [file.stem for file in files])
-    if any(part.parts[0].startswith("train") for part in parts if len(part.parts) > 1):
-        unclean = np.zeros(len(files), np.bool_) if trained is None else trained
-        trained = unclean | np.array([len(part.parts) > 1 and part.parts[0].startswith("train") for part in parts])
+    named = [is_training_split(part.parts[0] if len(part.parts) > 1 else root.name) for part in parts]
+    if any(named):
+        trained = np.array(named) if trained is None else trained | np.array(named)
     return _labelled(root, files, annotations, trained)
 
 
@@ -141,9 +169,42 @@ def _annotation(path: Path, image: _Image, objects: Sequence[_Object], classes: 
     boxes = np.clip(corners / np.array([image.width, image.height] * 2), 0.0, 1.0)
     if not np.isfinite(corners).all():
         raise ConfigError(f"{path}: image {image.id}: expected boxes of finite numbers")
+    middle = (corners[:, :2] + corners[:, 2:]) / 2.0
+    outside = (middle < 0.0) | (middle > [image.width, image.height])
+    if outside.any():
+        raise ConfigError(
+            f"{path}: image {image.id}: a box lies outside of its {image.width} x {image.height} pixels; expected "
+            "bbox = [x, y, width, height] in pixels"
+        )
     solid = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     found = np.array([classes[each.category_id] for each in kept], np.int64)
     return Annotation(found[solid], boxes[solid].astype(np.float32))
+
+
+def _refuse_fractions(path: Path, coco: _Coco) -> None:
+    """Raises: ConfigError if no box of a whole file reaches beyond the first pixel: then they are fractions."""
+    reach = [max(each.bbox[0] + each.bbox[2], each.bbox[1] + each.bbox[3]) for each in coco.annotations]
+    if reach and max(reach) <= 1.0 and all(max(image.width, image.height) > 1 for image in coco.images):
+        raise ConfigError(f"{path}: all boxes lie in the first pixel; expected bbox in pixels, not in fractions")
+
+
+def _refuse_unlabelled(root: Path, labels: Sequence[Path]) -> None:
+    """Refuse folders whose files do not fit one another, which would read as images that show nothing.
+
+    Raises:
+        ConfigError: if most images have no file of labels, or some have none and some files have no image.
+    """
+    missing = [file for file in labels if not file.is_file()]
+    if not missing:
+        return
+    written = {file for file in (root / "labels").rglob("*.txt") if file.name != "classes.txt"}
+    stray = sorted(written - set(labels))
+    if stray or 2 * len(missing) > len(labels):
+        also = f", and {stray[0]} belongs to no image" if stray else ""
+        raise ConfigError(
+            f"{missing[0]}: {len(missing)} of {len(labels)} images have no such file{also}; expected one for each "
+            "image, which is empty if the image shows nothing"
+        )
 
 
 def _places(path: Path) -> list[Path]:
@@ -176,14 +237,35 @@ def _is_file(path: Path) -> bool:
 
 
 def _own_classes(root: Path, names: Mapping[str, int]) -> list[int] | None:
-    file = root / "classes.txt"
-    if not file.is_file():
+    """The label's index of each class in the files; None if nothing names the classes."""
+    lists = [p for p in (root / "classes.txt", root / "labels" / "classes.txt") if p.is_file()]
+    descriptions = [p for folder in (root, root.parent) for p in sorted(folder.glob("data.y*ml"))]
+    if lists:
+        file, found = lists[0], [line.strip() for line in _text(lists[0]).splitlines() if line.strip()]
+    elif descriptions:
+        file, found = descriptions[0], _described_classes(descriptions[0])
+    else:
         return None
-    found = [line.strip() for line in _text(file).splitlines() if line.strip()]
     unknown = [name for name in found if name not in names]
     if unknown:
         raise ConfigError(f"{file}: {unknown[0]!r} is no label of the task; expected {_some(names)}")
     return [names[name] for name in found]
+
+
+def _described_classes(file: Path) -> list[str]:
+    """The names of classes in a `data.yaml`: a list, or a table by index.
+
+    Raises:
+        ConfigError: if there are none.
+    """
+    import yaml  # comes with uvicorn[standard]; servers do not need it
+
+    try:
+        names = yaml.safe_load(_text(file))["names"]
+        found = [names[index] for index in range(len(names))]
+    except (yaml.YAMLError, RecursionError, TypeError, KeyError, IndexError):
+        raise ConfigError(f"{file}: expected `names` of the classes, as a list or by index from 0") from None
+    return [str(name) for name in found]
 
 
 def _lines(file: Path, indices: Sequence[int]) -> Annotation:
@@ -223,7 +305,11 @@ def _is_listed(name: str, listed: set[str]) -> bool:
 
 
 def _labelled(
-    path: Path, files: Sequence[Path], annotations: Sequence[Annotation], trained: NDArray[np.bool_] | None
+    path: Path,
+    files: Sequence[Path],
+    annotations: Sequence[Annotation],
+    trained: NDArray[np.bool_] | None,
+    sizes: tuple[tuple[int, int], ...] = (),
 ) -> LabelledImages:
     bodies = read_files(path, files)
     digest = hashlib.sha256()
@@ -239,6 +325,8 @@ def _labelled(
         np.zeros(n, np.bool_),
         tuple(annotations),
         trained,
+        tuple(map(str, files)),
+        sizes,
     )
 
 

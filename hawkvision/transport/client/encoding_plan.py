@@ -99,8 +99,17 @@ def prepare(
         cut = reframe(image, plan.parity, room)
         if cut is not None and (plan.quality >= FINE or cut[0].format.quality <= plan.quality):
             return Prepared(*cut)
-    pixels = decode(image, header, max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
-    return Prepared(encode(_shrunk(pixels, useful_side), plan, room))
+    return Prepared(encode_anew(image, plan, useful_side, room))
+
+
+def encode_anew(image: bytes, plan: Plan, useful_side: int, room: int) -> Coded:
+    """An encoded image, made as small as is useful and then encoded at the plan's quality.
+
+    Raises:
+        BadImage, TooLarge, UnsupportedMedia: as `prepare`.
+    """
+    pixels = decode(image, probe(image), max_pixels=MAX_PIXELS, min_side=OVERSAMPLING * useful_side)
+    return encode(_shrunk(pixels, useful_side), plan, room)
 
 
 def checked_pixels(pixels: Pixels) -> Pixels:

@@ -10,12 +10,12 @@ which P(Z · on + W · off ≥ ln T) is 1/2, or 0.95, for the best of the bets, 
 with blocks. The monitor makes all bets at once and raises the alarm at the first that reaches T, so this is an upper
 bound.
 
-*Simulated:* the same monitor and draws, `--seeds` times each: median and 95th percentile of the delay, and false alarms
-in traffic on the exact bounds, per 100,000 requests. *Node:* one run of each fault through an edge node over HTTP to a
-datacenter tier of this bench: `certified` counts the answers still certified after the derived 95th percentile; it must
-be 0. There, as few audits take place as a monitored stream needs (half of those due), and as many run when the fault
-begins as ever can. Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false
-alarms exceed their bound.
+*Simulated:* the same monitor and draws, `--seeds` times each: median and 95th percentile of the delay, and false
+alarms in traffic on the exact bounds, per 100,000 requests; once with disagreements of 0 or 1, once with fractions.
+*Node:* one run of each fault through an edge node over HTTP to a datacenter tier of this bench, for classification and
+detection: `certified` counts the answers still certified after the derived 95th percentile; it must be 0. There, as few
+audits take place as a monitored stream needs (half of those due), and as many run when the fault begins as ever can.
+Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false alarms exceed theirs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -42,10 +43,23 @@ from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.drift.monitor import ALTERNATIVES, BLOCK, LEAST_COMPLETED, LOG, Claims, Monitor
 from hawkvision.cascade.drift.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, MinAccuracy, Quality, Target
+from hawkvision.core.types import (
+    AccuracyStatus,
+    Answer,
+    Basis,
+    MaxAccuracyDrop,
+    MinAccuracy,
+    Prediction,
+    Quality,
+    Target,
+    Tensors,
+)
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import task_kind
 from tests.edge.bench import SURE, Bench, bench, known
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
+from tests.hawkvision.tasks.classes import TEN
 from tests.waiting import until
 
 TARGETS: Final[tuple[tuple[str, Target], ...]] = (
@@ -54,6 +68,8 @@ TARGETS: Final[tuple[tuple[str, Target], ...]] = (
 )  # fmt: skip
 TIMES: Final = (2.0, 4.0, math.inf)
 """Disagreement as a multiple of what is claimed; infinite: with every answer."""
+FEWER: Final = 5
+"""Fewer requests of traffic on the bounds where disagreements are fractions: each of them takes a test."""
 NODE_SHARE: Final = 0.2
 """Of audits, at the node: the largest that a node can be set to, so that the bench is over in time."""
 MOST_REQUESTS: Final = 1_000_000
@@ -156,16 +172,27 @@ def traffic(claims: Claims, times: float, accepted: Callable[[float], float], *,
     return Traffic(tuple(max(threshold, 0.0) for threshold in thresholds), tuple(masses), tuple(differs))
 
 
-def simulate(claims: Claims, before: Traffic | None, after: Traffic, requests: int, rng: np.random.Generator) -> int:
-    """Requests of traffic `after` until the alarm, after some of `before`; `requests` if none is raised."""
+def simulate(
+    claims: Claims,
+    before: Traffic | None,
+    after: Traffic,
+    requests: int,
+    rng: np.random.Generator,
+    *,
+    fractions: bool = False,
+) -> int:
+    """Requests of traffic `after` until the alarm, after some of `before`; `requests` if none is raised.
+
+    With `fractions` answers differ by fractions of the same mean, beta distributed.
+    """
     monitor = Monitor(claims, shared=False)
     if before is not None:
-        for score, differs in _audits(before, int(rng.integers(200, 600)), rng):
+        for score, differs in _audits(before, int(rng.integers(200, 600)), rng, fractions):
             monitor.record(score, differs)
         if monitor.suspended:
             return 0
     due = rng.geometric(AUDIT_SHARE, size=int(1.5 * requests * AUDIT_SHARE) + 50).cumsum()
-    for at, (score, differs) in zip(due.tolist(), _audits(after, len(due), rng), strict=True):
+    for at, (score, differs) in zip(due.tolist(), _audits(after, len(due), rng, fractions), strict=True):
         if at > requests:
             break
         monitor.record(score, differs)
@@ -174,15 +201,19 @@ def simulate(claims: Claims, before: Traffic | None, after: Traffic, requests: i
     return requests
 
 
-def _audits(traffic: Traffic, count: int, rng: np.random.Generator) -> list[tuple[float, bool]]:
+def _audits(traffic: Traffic, count: int, rng: np.random.Generator, fractions: bool) -> list[tuple[float, float]]:
     masses = np.array(traffic.masses)
     place = rng.choice(len(masses), size=count, p=masses / masses.sum())
-    differs = rng.random(count) < np.array(traffic.differs)[place]
+    mean = np.array(traffic.differs)[place]
+    differs = (rng.random(count) < mean).astype(np.float64)
+    if fractions:
+        inner = np.clip(mean, 1e-3, 1.0 - 1e-3)
+        differs = np.where(mean == inner, rng.beta(2.0 * inner, 2.0 * (1.0 - inner)), differs)
     return list(zip(np.array(traffic.scores)[place].tolist(), differs.tolist(), strict=True))
 
 
-def simulated(seeds: int, requests: int) -> list[str]:
-    """Derive, simulate and print; what was missed."""
+def simulated(seeds: int, requests: int, *, fractions: bool = False) -> list[str]:
+    """Derive, simulate and print; what was missed. Fractions of the same mean vary less, so that the bounds hold."""
     policy = Policy(make_profile(), "small", "large")
     curve = policy.pair.curve
     controls = policy.route(Quality.BALANCED).controls
@@ -193,7 +224,9 @@ def simulated(seeds: int, requests: int) -> list[str]:
     def accepted(threshold: float) -> float:
         return sum(score >= threshold for score in curve.scores) / len(curve.scores)
 
-    print(f"{len(claims.claims)} claims of one stage, {AUDIT_SHARE:.0%} audited; requests to the alarm, of any target")
+    what = "fractions" if fractions else "0 or 1"
+    print(f"{len(claims.claims)} claims of one stage, {AUDIT_SHARE:.0%} audited; requests to the alarm, of any target; "
+          f"disagreements of {what}")  # fmt: skip
     print(f"{'fault':34} {'derived P50':>12} {'P95':>8} {'simulated P50':>14} {'P95':>8}  seeds")
     failures = []
     quiet = traffic(claims, 0.5, accepted)
@@ -202,14 +235,18 @@ def simulated(seeds: int, requests: int) -> list[str]:
     for name, fault in faults:
         expected = derived(claims, fault.rates, AUDIT_SHARE)
         limit = int(min(3.0 * expected.late, MOST_REQUESTS))
-        delays = [simulate(claims, quiet, fault, limit, np.random.default_rng(seed)) for seed in range(seeds)]
+        delays = [
+            simulate(claims, quiet, fault, limit, np.random.default_rng(seed), fractions=fractions)
+            for seed in range(seeds)
+        ]
         median, late = np.percentile(delays, [50, 95])
         print(f"{name:34} {expected.median:12,.0f} {expected.late:8,.0f} {median:14,.0f} {late:8,.0f}  {seeds}")
         if late > expected.late:
             failures.append(f"{name}: simulated P95 {late:,.0f} > derived {expected.late:,.0f}")
     bound = traffic(claims, 1.0, accepted)
     false = sum(
-        simulate(claims, None, bound, requests, np.random.default_rng(seed)) < requests for seed in range(seeds)
+        simulate(claims, None, bound, requests, np.random.default_rng(seed), fractions=fractions) < requests
+        for seed in range(seeds)
     )
     per = false / seeds / requests * 1e5
     most = claims.delta / 2.0 / (LOG / AUDIT_SHARE) * 1e5
@@ -221,6 +258,38 @@ def simulated(seeds: int, requests: int) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------- through a node
+
+
+BOXES: Final = np.array([[[0.1, 0.1, 0.4, 0.6], [0.5, 0.2, 0.9, 0.8]]], np.float32)
+TENSORS: Final[dict[str, Tensors | None]] = {
+    "classification": None,
+    "detection": {
+        "boxes": BOXES,
+        "scores": np.full((1, 2), 0.9999, np.float32),
+        "classes": np.zeros((1, 2), np.float32),
+    },
+}
+"""What the edge's model gives, by the kind of task; None: what the bench's own does."""
+DETECTION: Final = task_kind("detection", ["lamp"], {})
+
+
+def node_of(peer: Peer, **options: Any) -> AbstractAsyncContextManager[Bench]:
+    """A node for the peer's kind of task that is sure of its answers."""
+    return bench(peer, SURE, kind=peer.kind, tensors=TENSORS[peer.kind.name], **options)
+
+
+def weight_of(peer: Peer) -> float:
+    """How far the reference's answers are from the edge's where they differ."""
+    return 1.0 if peer.answers is None else peer.kind.disagreement(*peer.answers)
+
+
+def detected(count: int) -> Prediction:
+    """The first of the edge's boxes."""
+    tensors = TENSORS["detection"]
+    assert tensors is not None
+    (output,) = DETECTION.outputs(tensors, 1.0)
+    found: Prediction = DETECTION.predict(output[:count], 1)
+    return found
 
 
 def claims_at(it: Bench, target: Target) -> Claims:
@@ -246,16 +315,17 @@ def held(answers: Sequence[Answer]) -> int:
 
 async def disagreeing(peer: Peer, target: Target, times: float) -> tuple[str, int]:
     """The reference disagrees: answers still held after the derived 95th percentile."""
-    async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
+    async with node_of(peer, audit_share=NODE_SHARE) as it:
         await known(it.node)
         claims = claims_at(it, target)
         at = it.node.policy.route(target).threshold
         bound = next(claim.disagreement for claim in claims.claims if claim.threshold == at)
-        rate = min(1.0, times * bound)
+        weight = weight_of(peer)
+        rate = min(weight, times * bound)
         await ask(it, target, 100)
         late = derived(claims, [rate] * len(claims.claims), NODE_SHARE * LEAST_COMPLETED).late
         late += MOST_UNDER_WAY / NODE_SHARE
-        peer.differing = rate
+        peer.differing = rate / weight
         try:
             answers = await ask(it, target, int(late) + 100)
         finally:
@@ -266,7 +336,7 @@ async def disagreeing(peer: Peer, target: Target, times: float) -> tuple[str, in
 
 async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
     """The link is down for longer than the coverage remembers; then an alarm stands, and the link is down again."""
-    async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
+    async with node_of(peer, audit_share=NODE_SHARE) as it:
         await known(it.node)
         await ask(it, target, 20)
         await until(lambda: not it.node.auditor._under_way)
@@ -297,7 +367,7 @@ async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
 
 async def without_room(peer: Peer, target: Target) -> tuple[str, int]:
     """Every audit finds the only connection taken."""
-    async with bench(peer, SURE, connections=1, audit_share=NODE_SHARE) as it:
+    async with node_of(peer, connections=1, audit_share=NODE_SHARE) as it:
         await known(it.node)
         peer.held = True
         waiting = asyncio.create_task(it.ask(target=Quality.BEST))
@@ -311,7 +381,7 @@ async def without_room(peer: Peer, target: Target) -> tuple[str, int]:
 
 async def evicted(peer: Peer, target: Target) -> tuple[str, int]:
     """Five other names come after camera 1's alarm, and memory is for two."""
-    async with bench(peer, SURE, audit_share=NODE_SHARE, max_streams=2) as it:
+    async with node_of(peer, audit_share=NODE_SHARE, max_streams=2) as it:
         await known(it.node)
         peer.differing = 1.0
         await ask(it, target, 400, "camera 1")
@@ -326,13 +396,13 @@ async def restarted(peer: Peer, target: Target) -> tuple[str, int]:
     """The node ends and begins again."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state.sqlite3"
-        async with bench(peer, SURE, audit_share=NODE_SHARE, state_file=file) as it:
+        async with node_of(peer, audit_share=NODE_SHARE, state_file=file) as it:
             await known(it.node)
             peer.differing = 1.0
             await ask(it, target, 400)
             await until(lambda: not it.node.auditor._under_way)
         peer.differing = 0.0
-        async with bench(peer, SURE, audit_share=NODE_SHARE, state_file=file) as it:
+        async with node_of(peer, audit_share=NODE_SHARE, state_file=file) as it:
             await known(it.node)
             return "alarm outlasts the restart", held(await ask(it, target, 20))
 
@@ -348,7 +418,7 @@ async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
     Wrong is an answer by the next version that is held, any at the edge once that runs the reference, and each of its
     outcomes in a log.
     """
-    async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
+    async with node_of(peer, audit_share=NODE_SHARE) as it:
         await known(it.node)
         before = held(await ask(it, target, 100))
         certified, wrong, said = list(peer.top_k), 0, 0
@@ -374,7 +444,7 @@ async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
 
 async def other_provider(peer: Peer, target: Target) -> tuple[str, int]:
     """The edge stage, then the reference, run on another provider; then it has passed an equivalence check."""
-    async with bench(peer, SURE, audit_share=NODE_SHARE) as it:
+    async with node_of(peer, audit_share=NODE_SHARE) as it:
         await known(it.node)
         node, certified = it.node, it.node.stage
         node.guarantees.stage = dataclasses.replace(certified, fingerprint=OTHER_PROVIDER)
@@ -407,16 +477,25 @@ FAULTS: Final[tuple[tuple[str, Run], ...]] = (
 )
 
 
-def through_a_node(targets: Sequence[tuple[str, Target]], only: Sequence[str] = ()) -> list[str]:
-    """Run every fault, or those named, under every target, and print; return what was certified and must not be."""
+OF_VERSIONS: Final = ("rolling update", "other provider")
+
+
+def through_a_node(
+    targets: Sequence[tuple[str, Target]], only: Sequence[str] = (), kind: TaskKind[Any] = TEN
+) -> list[str]:
+    """Run every fault, or those named, under every target, and print; return what was certified and must not be.
+
+    Answers of detection differ by a part. Faults of versions are the same for all kinds, and run for classification.
+    """
     failures = []
-    print(f"\none run each through a node, {NODE_SHARE:.0%} audited")
+    answers = None if kind is TEN else (detected(2), detected(1))
+    print(f"\n{kind.name}: one run each through a node, {NODE_SHARE:.0%} audited")
     print(f"{'target':14} {'fault':20} {'certified':>9}  what happened")
-    with running_peer(model="large", fingerprint=SHA, top_k=[(EDGE_CLASS, 0.99)]) as peer:
+    with running_peer(model="large", fingerprint=SHA, top_k=[(EDGE_CLASS, 0.99)], kind=kind, answers=answers) as peer:
         assert ANSWER_CLASS != EDGE_CLASS
         for name, target in targets:
             for fault, run in FAULTS:
-                if only and fault not in only:
+                if (only and fault not in only) or (kind is not TEN and fault in OF_VERSIONS):
                     continue
                 peer.draws = random.Random(1)
                 what, wrong = asyncio.run(run(peer, target))
@@ -438,7 +517,10 @@ def main() -> int:
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     failures = [] if given.only == "node" else simulated(given.seeds, given.requests)
-    failures += [] if given.only == "simulated" else through_a_node(TARGETS, given.fault or ())
+    failures += [] if given.only == "node" else simulated(given.seeds, given.requests // FEWER, fractions=True)
+    if given.only != "simulated":
+        failures += through_a_node(TARGETS, given.fault or ())
+        failures += through_a_node(TARGETS, given.fault or (), DETECTION)
     print("\n".join(failures) or "\nno answer was held that must not be")
     return 1 if failures else 0
 

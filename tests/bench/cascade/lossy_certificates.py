@@ -40,6 +40,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import AccuracyStatus, Logits, MaxAccuracyDrop, Quality, Received, Target, Tier
+from hawkvision.imaging.downscale import useful_side
 from hawkvision.model_zoo.calibration.loss_simulation import decoded, transcoded
 from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_images
@@ -220,8 +221,9 @@ def measure(
     before = run_stages(kind, manifest, images, datacenter=(manifest.best,), cache=cache, chosen=held_out)
     reference = logits_of(before, manifest.best, Tier.DATACENTER, len(images)).argmax(axis=1) == images.labels
     cells: list[CertificateCell] = []
+    side = useful_side(member.input for stage in profile.stages for member in manifest.members(stage.name))
     for place, link in enumerate(links(spare)):
-        there, received = over(link, images, held_out, place)
+        there, received = over(link, images, held_out, place, side)
         numbers = np.array([*received], np.intp)
         looks = run_stages(
             kind,
@@ -245,13 +247,13 @@ def measure(
 
 
 def over(
-    link: CertificateLink, images: LabelledImages, chosen: NDArray[np.intp], place: int
+    link: CertificateLink, images: LabelledImages, chosen: NDArray[np.intp], place: int, side: int
 ) -> tuple[LabelledImages, dict[int, Received]]:
     """The images as they arrive over a link, and what was received of those that do."""
     bodies, received = list(images.bodies), {}
     digest = hashlib.sha256(images.sha256.encode())
     for number in chosen.tolist():
-        coded: Coded = transcoded(images.bodies[number], link.plan)
+        coded: Coded = transcoded(images.bodies[number], link.plan, side)
         found = decoded(coded, link.kept(coded.format.n, np.random.default_rng((SEED, place, number))))
         if found is not None:
             bodies[number] = found[0]

@@ -9,7 +9,7 @@ import pytest
 
 from hawkvision.cascade.drift.monitor import Claim, Claims
 from hawkvision.core.types import Quality
-from tests.bench.cascade.guarantees import derived, simulate, through_a_node, traffic
+from tests.bench.cascade.guarantees import DETECTION, derived, simulate, through_a_node, traffic
 
 CLAIMS = Claims("p", "edge", (Claim(-math.inf, 0.1), Claim(0.5, 0.02)), 0.05)
 
@@ -24,11 +24,14 @@ def test_traffic_disagrees_as_often_as_it_is_to() -> None:
     assert traffic(CLAIMS, math.inf, accepted).rates == pytest.approx([1.0, 0.5])
 
 
+@pytest.mark.parametrize("fractions", [False, True])
 @pytest.mark.parametrize("times", [3.0, math.inf])
-def test_the_derived_delay_is_an_upper_bound(times: float) -> None:
+def test_the_derived_delay_is_an_upper_bound(times: float, fractions: bool) -> None:
     fault = traffic(CLAIMS, times, accepted)
     expected = derived(CLAIMS, fault.rates, 0.02)
-    delays = [simulate(CLAIMS, None, fault, 100_000, np.random.default_rng(seed)) for seed in range(30)]
+    delays = [
+        simulate(CLAIMS, None, fault, 100_000, np.random.default_rng(seed), fractions=fractions) for seed in range(30)
+    ]
     assert np.percentile(delays, 50) < expected.median < expected.late < 100_000
     assert np.percentile(delays, 95) < expected.late
 
@@ -40,3 +43,8 @@ def test_traffic_as_claimed_has_no_delay() -> None:
 @pytest.mark.slow
 def test_no_answer_is_certified_after_the_derived_delay() -> None:
     assert through_a_node([("fast", Quality.FAST)]) == []
+
+
+@pytest.mark.slow
+def test_nor_is_one_of_a_kind_whose_answers_differ_in_part() -> None:
+    assert through_a_node([("fast", Quality.FAST)], ["disagrees 4 x as claimed", "restart"], DETECTION) == []

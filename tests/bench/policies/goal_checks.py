@@ -24,7 +24,8 @@ from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict, mean_diff
 from loadgen.analysis.bootstrap import quantiles
 from loadgen.analysis.compare import LATENCIES, Ratio, RatioVerdict, RunComparison, compare, same_schedule
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import Percentile, RunSummary, summarise, targets_kept
+from loadgen.analysis.summary import Percentile, RunSummary, summarise
+from loadgen.analysis.summary_text import targets_kept
 from loadgen.workload.record import LinkSample, Run
 
 OURS: Final = ("hawkvision", "hawkvision-tcp")

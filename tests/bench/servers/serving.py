@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from hawkvision.system.child_server import ended
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED
+from tests.bench.ports import free_port
 from tests.bench.servers import supervisor
 from tests.bench.servers.catalogue import HandlerWork, ReferenceServer, ServerSite
 from tests.bench.servers.handlers.work import PREFIX
@@ -31,8 +30,6 @@ from tests.bench.servers.handlers.work import PREFIX
 READY_TIMEOUT_S: Final = 120.0
 """Ray Serve, the slowest, took 45 s on a core that others used as well."""
 PROBE_PAUSE_S: Final = 0.1
-PORTS: Final = range(20_000, 30_000)
-PORT_TRIES: Final = 100
 ANSWER_TIMEOUT_S: Final = 10.0
 LOG_BYTES: Final = 3000
 """Of a failed server's last words that an error carries."""
@@ -134,21 +131,6 @@ async def serving(
             await asker.close()
             _end(process)
     _forget(log)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago: foreign servers take no listening socket and name no port they chose.
-
-    Below those that the kernel gives to whoever connects somewhere (from 32768 on, Linux): Ray takes its port half a
-    minute later, and by then one of those is gone.
-
-    Raises:
-        NotReady: if none of `PORT_TRIES` is free.
-    """
-    for port in random.sample(PORTS, PORT_TRIES):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise NotReady(f"{PORT_TRIES} ports from {PORTS.start} to {PORTS.stop - 1} are all taken")
 
 
 def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path) -> subprocess.Popen[bytes]:

@@ -18,7 +18,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.system.child_server import ended
+from tests.bench.ports import free_port
 from tests.hawkvision.tasks.classes import read_reply
 
 ROOT: Final = Path(__file__).parents[3]
@@ -120,7 +120,7 @@ def _ways(stage: Stage, before: str) -> dict[str, AbstractContextManager[str]]:
 
 @contextmanager
 def _launched(stage: Stage, tree: Path) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", stage.backend, "--with-parent"]
     command += ["--port", str(port), "--variants", stage.name]
     with _running(command, {"PYTHONPATH": str(tree)}, tree, port) as url:
@@ -142,7 +142,7 @@ def _of_commit(stage: Stage, commit: str) -> Iterator[str]:
 
 @contextmanager
 def _behind_haproxy(stage: Stage) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     settings = {"backend": stage.backend, "variants": [stage.name], "port": port}
     command = [sys.executable, "-m", "tests.bench.transport.escalation_http", "--serve", json.dumps(settings)]
     environment = {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_SERVE_ENABLE_HA_PROXY": "1"}
@@ -257,11 +257,6 @@ def _cell(values: list[float], *, most: bool = False) -> str:
         return "none"
     best, worst = (max(values), min(values)) if most else (min(values), max(values))
     return f"{median(values):.2f} ({best:.2f} to {worst:.2f})"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _image() -> bytes:

@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from edge.escalation.http_transport import DRAIN_S, HttpTransport, ReplyLate, TransportBroken
+from edge.escalation.http_transport import DRAIN_S, HttpTransport
+from edge.escalation.transport import ReplyLate, TransportBroken
 from hawkvision.core.escalation_api import INFER_PATH, EscalationRequest
 from hawkvision.core.trace_context import start_trace
 from loadgen.network.link_spec import LinkSpec

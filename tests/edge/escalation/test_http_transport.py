@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from edge.escalation.client import DatacenterClient
-from edge.escalation.http_transport import DRAIN_BYTES, HttpTransport, ReplyLate, TransportBroken
+from edge.escalation.http_transport import DRAIN_BYTES, HttpTransport
+from edge.escalation.transport import ReplyLate, TransportBroken
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge.servers.forms import FORM_ON_LOOP_BYTES, MAX_FIELD_BYTES, MAX_PARTS, parse_form
-from hawkvision.core.errors import BadField
+from hawkvision.core.errors import BadField, BadImage
 from tests.edge.conftest import Caller
 from tests.images import encoded
 
@@ -122,7 +122,6 @@ def test_a_truncated_form_is_refused(cut: int) -> None:
         (form(part('; name="photo"; filename="x"', b"x")), "must be named 'image', got 'photo'"),
         (form(part("; name=\"photo\"; filename*=utf-8''x", b"x")), "must be named 'image', got 'photo'"),
         (form(part('; name="quality"', b"best")), "part named 'image'"),
-        (form(part('; name="image"', b"")), "part named 'image'"),
         (form(part('; name="image"', b"x"), part('; name="image"; filename="y"', b"y")), "several"),
         (form(part("", b"x")), "part 1 has no name"),
         (form(part('; name="image"', b"eA==", "Content-Transfer-Encoding: base64")), "encoded in 'base64'"),
@@ -139,6 +138,11 @@ def test_a_truncated_form_is_refused(cut: int) -> None:
 def test_errors_say_what_is_wrong(body: bytes, says: str) -> None:
     with pytest.raises(BadField, match=says):
         parse_form(TYPE, body)
+
+
+def test_an_empty_image_is_none() -> None:
+    with pytest.raises(BadImage, match="the part 'image' is empty"):
+        parse_form(TYPE, form(part('; name="image"', b"")))
 
 
 @pytest.mark.parametrize(

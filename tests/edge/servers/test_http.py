@@ -174,14 +174,14 @@ def test_openapi_and_docs_are_served(caller: Caller) -> None:
 
 def test_docs_show_values_defaults_an_answer_and_the_nodes_own_address(edge: ServerProcess, caller: Caller) -> None:
     page = html.unescape(caller.get("/docs").body.decode())
-    assert f"curl --data-binary @cat.jpg '{edge.url}/v1/classify?" in page
+    assert f"curl --data-binary @cat.jpg '{edge.url}/v1/classify?task=imagenet&" in page
     assert f"Client('{edge.url}')" in page
     for field in FIELDS.values():
         assert api_page.allowed(field.schema) in page
         assert str(field.schema.get("default", "")) in page
     shown = re.search(r"<h3>classification</h3><pre>(.*?)</pre>", page, re.DOTALL)
     assert shown is not None
-    answer = caller.classify(encoded(), "max_accuracy_drop=0.01").json
+    answer = caller.classify(encoded(), "max_accuracy_drop=0.05").json
     assert json.loads(shown[1]).keys() == answer.keys()
     assert answer_from_json(json.loads(shown[1]), Classification).label == "Egyptian cat"
 
@@ -239,9 +239,8 @@ def test_chunked_bodies_are_read_and_bounded(edge: ServerProcess) -> None:
         caller.close()
 
 
-def test_compressed_bodies_are_not_taken_for_images(caller: Caller) -> None:
-    reply = caller.classify(gzip.compress(encoded()), **{"Content-Encoding": "gzip"})
-    assert reply.status == 415
+def test_compressed_bodies_that_do_not_say_so_are_not_taken_for_images(caller: Caller) -> None:
+    assert caller.classify(gzip.compress(encoded())).status == 415
 
 
 def test_a_large_body_refused_unread_does_not_confuse_the_connection(caller: Caller) -> None:

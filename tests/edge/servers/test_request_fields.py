@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.shared.request_fields import FIELDS, MAX_FIELDS, parse_request, read_headers, read_query
+from edge.servers.shared.request_fields import FIELDS, MAX_FIELDS, parse_request, read_headers, read_query, read_task
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import ClassifyRequest, MaxAccuracyDrop, MinAccuracy, MinConfidence, OnMiss, Quality
 
@@ -66,7 +66,7 @@ def test_all_fields_together() -> None:
         (b"top_k=0", "whole number from 1 to 100"),
         (b"top_k=2.5", "whole number"),
         (b"top_k=%C2%B2", "whole number"),
-        (b"top_k=3&top_k=4", "says top_k='4' but query says top_k='3'"),
+        (b"top_k=3&top_k=4", r"top_k: expected one value, got '3' \(query\) and '4' \(query\)"),
         (b"stream=", "1 to 128 printable"),
         (b"stream=a%00b", "printable"),
         (b"stream=" + b"x" * 129, "1 to 128"),
@@ -85,8 +85,19 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
 
 
 def test_header_and_query_that_differ_contradict_each_other() -> None:
-    with pytest.raises(BadField, match="header says top_k='4' but query says top_k='3'"):
+    with pytest.raises(BadField, match=r"top_k: expected one value, got '3' \(query\) and '4' \(header\)"):
         parse(b"top_k=3", (b"x-hawkvision-top-k", b"4"))
+
+
+def test_zero_has_no_sign() -> None:
+    assert str(parse(b"min_accuracy=-0").target) == "MinAccuracy(value=0.0)"
+
+
+@pytest.mark.parametrize("query", [b"taks=coco", b"task=", b"task=coco&task=dogs", b"task"])
+def test_a_page_takes_one_task_and_no_other_field(query: bytes) -> None:
+    assert read_task(b"task=coco&task=coco") == "coco"
+    with pytest.raises(BadField):
+        read_task(query)
 
 
 @given(st.binary(max_size=60))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import html
 import http.client
 import json
+import re
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,14 +16,17 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from edge.run import _listen, _uvicorn_server
+from edge.servers import openapi
 from edge.servers.datagram import DatagramServer
 from edge.servers.deepstack import MOST, UNKEYED_BYTES
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
-from hawkvision.client import Client, OtherPrediction, Transport, calls
+from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, calls
+from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
@@ -30,7 +36,8 @@ from hawkvision.servers.keys import Keys
 from hawkvision.tasks.classification import Classification
 from hawkvision.tasks.detection import Detection
 from hawkvision.tasks.registry import task_kind
-from loadgen.analysis.summary import meaning_of_right, summarise
+from loadgen.analysis.summary import summarise
+from loadgen.analysis.summary_text import meaning_of_right
 from loadgen.clients.engine import Engine, LoadJob, Protocol, ServerAddress, SharedImages, client_for
 from loadgen.workload.judging import KindSpec, Label, path_of, rightness, truths
 from loadgen.workload.record import Origin, RequestOutcome, Run, TargetClass
@@ -74,6 +81,13 @@ def post(port: int, path: str, body: bytes = IMAGE, headers: dict[str, str] | No
         return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
 
 
+def get(port: int, path: str) -> Reply:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", path)
+        reply = connection.getresponse()
+        return Reply(reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read())
+
+
 @asynccontextmanager
 async def served(boxes: dict[str, Any], key: str | None = None) -> AsyncIterator[int]:
     """The port of a node with a task of classification, one of detection, and one that could not be loaded."""
@@ -84,17 +98,26 @@ async def served(boxes: dict[str, Any], key: str | None = None) -> AsyncIterator
         frontend = Frontend(EdgeMetrics(), digits.clock, Keys(key), 2 * UNKEYED_BYTES)
         failed = TaskFailure("crowds", "no profile", "counting")
         frontend.mark_ready(ServedTasks([digits.node, animals.node, failed]))
-        listener = _listen("127.0.0.1", 0)
-        server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
         datagram = await DatagramServer.open(EdgeConfig(), 0, frontend, 64)
         frontend.transports = datagram.offered.transports
         try:
-            yield listener.getsockname()[1]
+            async with listening(frontend) as port:
+                yield port
         finally:
             await datagram.close(5.0)
-            server.should_exit = True
-            await serving
+
+
+@asynccontextmanager
+async def listening(frontend: Frontend) -> AsyncIterator[int]:
+    """The port at which a front end is served, as `hawkvision edge up` does."""
+    listener = _listen("127.0.0.1", 0)
+    server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
 
 
 def with_node(calls: Callable[[int], T], boxes: dict[str, Any] = BOXES, key: str | None = None) -> T:
@@ -124,9 +147,9 @@ def test_a_typed_form_is_answered_by_the_first_task_of_its_kind() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', and 'detection' is asked for"),
+        ("/v1/detect?task=digits", 400, "'digits' is of kind 'classification', not 'detection'; POST /v1/classify"),
         ("/v1/classify?task=animals", 400, "'animals' is of kind 'detection'"),
-        ("/v1/classify?task=crowds", 400, "'crowds' is of kind 'counting'"),
+        ("/v1/classify?task=crowds", 400, "'crowds' is of kind 'counting', not 'classification'; POST /v1/infer"),
         ("/v1/infer?task=crowds", 503, "'crowds' cannot be served: no profile"),
         ("/v1/detect?task=cats", 404, "'digits' (classification), 'animals' (detection), 'crowds' (counting)"),
     ],
@@ -232,21 +255,99 @@ def test_there_are_as_many_predictions_as_frigate_has_room_for_unless_more_are_a
     assert with_node(calls, CROWD) == [MOST, 25]
 
 
-def test_the_form_of_deepstack_filters_by_confidence_and_refuses_what_it_does_not_know() -> None:
-    def form(**fields: str) -> tuple[bytes, dict[str, str]]:
-        parts = [f'--b\r\nContent-Disposition: form-data; name="{n}"\r\n\r\n{v}\r\n' for n, v in fields.items()]
-        image = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n' + IMAGE + b"\r\n"
-        return "".join(parts).encode() + image + b"--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
+def form(*fields: tuple[str, str], image: bytes = IMAGE) -> tuple[bytes, dict[str, str]]:
+    parts = [f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n' for name, text in fields]
+    last = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n' + image + b"\r\n"
+    return "".join(parts).encode() + last + b"--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
 
+
+def test_the_form_of_deepstack_filters_by_confidence_and_refuses_what_it_does_not_know() -> None:
     def calls(port: int) -> list[Reply]:
-        given = [{"min_confidence": "0.6"}, {"min_confidence": "0"}, {"min_confidence": "2"}, {"max": "1"}]
-        return [post(port, "/v1/vision/detection", *form(**fields)) for fields in given]
+        given = [("min_confidence", "0.6"), ("min_confidence", "0"), ("min_confidence", "2"), ("max", "1")]
+        return [post(port, "/v1/vision/detection", *form(field)) for field in given]
 
     few, all_of_them, out_of_range, unknown = with_node(calls)
     assert (len(few.json["predictions"]), len(all_of_them.json["predictions"])) == (1, 3)
     for reply, says in ((out_of_range, "min_confidence"), (unknown, "'max'")):
         assert (reply.status, reply.json["success"], reply.json["code"]) == (400, False, "bad_field")
         assert says in reply.json["error"]
+
+
+def test_what_is_no_form_of_deepstack_is_refused_in_its_words_and_the_next_is_answered() -> None:
+    packed = gzip.compress(IMAGE)
+    given: list[tuple[bytes, dict[str, str], int, str]] = [
+        (IMAGE, {"Content-Type": "image/jpeg"}, 415, "expected multipart/form-data with the image in a part named"),
+        (IMAGE, {}, 415, "expected multipart/form-data"),
+        (*form(image=b""), 400, "the part 'image' is empty"),
+        (*form(("min_confidence", "0.5"), ("min_confidence", "0.9")), 400, "expected one value, got '0.5'"),
+        (packed, {"Content-Type": "multipart/form-data; boundary=b"}, 400, "multipart: "),
+    ]
+
+    def calls(port: int) -> list[Reply]:
+        replies = [post(port, "/v1/vision/detection", body, headers) for body, headers, *_ in given]
+        return [*replies, post(port, "/v1/vision/detection", *form())]
+
+    *refused, answered = with_node(calls)
+    for reply, (*_, status, says) in zip(refused, given, strict=True):
+        assert (reply.status, reply.json["success"]) == (status, False), reply.json
+        assert says in reply.json["error"]
+    assert answered.json["success"]
+
+
+def test_answers_are_as_the_description_of_the_api_says() -> None:
+    schemas = {"/v1/infer": "Answer", "/v1/classify": "ClassificationAnswer", "/v1/detect": "DetectionAnswer"}
+    pages = {"/v1/tasks": "Tasks", "/v1/targets": "Targets", "/v1/transport": "Transports"}
+
+    def calls(port: int) -> dict[str, Any]:
+        found = {name: post(port, path).json for path, name in schemas.items()}
+        found |= {name: get(port, path).json for path, name in pages.items()}
+        found["Predictions"] = post(port, "/v1/vision/detection", *form()).json
+        return found | {"Error": post(port, "/v1/detect?task=digits").json}
+
+    document = openapi.document()
+    for name, value in with_node(calls).items():
+        Draft202012Validator({**document, "$ref": f"#/components/schemas/{name}"}).validate(value)
+
+
+def test_while_models_are_loading_pages_say_when_to_ask_again() -> None:
+    async def scenario() -> list[Reply]:
+        frontend = Frontend(EdgeMetrics(), ManualClock(), Keys(), 1000)
+        async with listening(frontend) as port:
+            paths = ("/v1/tasks", "/v1/targets", "/readyz", "/v2/models/a", "/docs", "/healthz")
+            return [await asyncio.to_thread(get, port, path) for path in paths]
+
+    *refused, docs, health = asyncio.run(scenario())
+    assert [(reply.status, reply.headers.get("retry-after")) for reply in refused] == [(503, "1")] * 4
+    assert (docs.status, health.status) == (200, 200)
+
+
+def test_the_page_about_the_api_shows_calls_that_the_node_answers() -> None:
+    def calls(port: int) -> tuple[str, list[Reply]]:
+        page = html.unescape(get(port, "/docs").body.decode())
+        asked = re.findall(r"curl --data-binary @cat.jpg 'http://[^/]*(/[^']*)'", page)
+        return page, [post(port, path) for path in asked]
+
+    page, replies = with_node(calls)
+    assert [(reply.status, reply.json["task"]) for reply in replies] == [(200, "digits"), (200, "animals")]
+    assert 'client.classify("cat.jpg"' in page
+    assert "<select name=task><option>digits</option><option>animals</option></select>" in page
+
+
+def test_every_form_of_an_image_may_be_compressed() -> None:
+    body, headers = form()
+    given: list[tuple[str, bytes, dict[str, str]]] = [
+        ("/v1/detect", gzip.compress(IMAGE), {}),
+        ("/v1/detect", gzip.compress(body), headers),
+        ("/v1/vision/detection", gzip.compress(body), headers),
+    ]
+
+    def calls(port: int) -> list[Reply]:
+        asked = [post(port, path, packed, {**more, "Content-Encoding": "gzip"}) for path, packed, more in given]
+        wrong = [post(port, "/v1/detect", IMAGE, {"Content-Encoding": name}) for name in ("gzip", "br", "identity")]
+        bomb = gzip.compress(bytes(4 * UNKEYED_BYTES))
+        return [*asked, *wrong, post(port, "/v1/detect", bomb, {"Content-Encoding": "gzip"})]
+
+    assert [reply.status for reply in with_node(calls)] == [200, 200, 200, 400, 415, 200, 413]
 
 
 def test_the_key_may_be_in_the_form_and_a_stranger_is_read_no_long_form() -> None:
@@ -368,6 +469,21 @@ def test_predictions_of_an_unknown_kind_keep_their_fields(monkeypatch: pytest.Mo
     assert isinstance(answer.prediction, OtherPrediction)
     assert answer.prediction.fields.keys() == {"objects", "confidence"}
     assert answer.to_json()["objects"][0]["label"] == "dog"
+
+
+def test_a_client_learns_the_kind_of_a_task_that_its_node_did_not_serve_before() -> None:
+    async def scenario() -> list[str]:
+        async with bench(None, SURE) as one, bench(None, SURE, task="animals", kind=ANIMALS, tensors=BOXES) as two:
+            frontend = Frontend(EdgeMetrics(), one.clock, Keys(), UNKEYED_BYTES)
+            frontend.mark_ready(ServedTasks([one.node, two.node]))
+            frontend.mark_ready(ServedTasks([one.node]))
+            async with listening(frontend) as port, AsyncClient(f"http://127.0.0.1:{port}") as client:
+                before = await client.infer(IMAGE)
+                frontend.mark_ready(ServedTasks([one.node, two.node]))
+                after = await client.infer(IMAGE, task="animals")
+            return [type(answer.prediction).__name__ for answer in (before, after)]
+
+    assert asyncio.run(scenario()) == ["Classification", "Detection"]
 
 
 def test_a_batch_of_images_is_searched_for_objects() -> None:

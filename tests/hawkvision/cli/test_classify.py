@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import cv2
@@ -148,6 +149,53 @@ def test_one_image_is_drawn_into_a_file_and_one_that_cannot_be_drawn_is_an_error
     assert broken.exit_code == 1
     assert "boxes are drawn into JPEG, PNG and WebP images" in broken.stderr
     assert (tmp_path / "drawn" / "b.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("images", "draw", "says"),
+    [
+        ("photos", "photos", "overwrites none"),
+        ("photos", "photos/../photos", "overwrites none"),
+        ("photos/a.jpg", "photos/a.jpg", "overwrites none"),
+        ("photos", "all.jpg", "expected a folder for 2 images"),
+        ("photos/a.jpg", "out.txt", "a name that ends in .jpg, .png or .webp"),
+        ("photos", "/proc/none", "--draw: /proc/none"),
+        ("", "drawn", "got an empty word"),
+    ],
+)
+def test_a_place_to_draw_that_cannot_be_is_refused_before_anything_is_asked(
+    start: Start, photos: Path, monkeypatch: pytest.MonkeyPatch, images: str, draw: str, says: str
+) -> None:
+    node, before = start(), (photos / "a.jpg").read_bytes()
+    monkeypatch.chdir(photos.parent)
+    refused = detect(images, "--url", node.url, "--draw", draw)
+    assert refused.exit_code == 1
+    assert says in str(refused.exception)
+    assert not node.bodies
+    assert (photos / "a.jpg").read_bytes() == before
+
+
+def test_odd_names_of_files_are_rows_of_one_line(start: Start, photos: Path, tmp_path: Path) -> None:
+    node, out = start((200, {}, json.dumps(FOUND.to_json()).encode())), tmp_path / "objects.csv"
+    odd = [photos / "new\nline\x1b[31m.jpg", photos / os.fsdecode(b"no\xffunicode.jpg")]
+    for path in odd:
+        path.write_bytes(encoded())
+    shown = detect(*map(str, odd), "--url", node.url)
+    assert shown.exit_code == 0, shown.output
+    assert "new?line?[31m.jpg" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert detect(*map(str, odd), "--url", node.url, "--out", str(out)).exit_code == 0
+    with out.open(newline="", encoding="utf-8") as file:
+        assert [Path(row["image"]).name for row in csv.DictReader(file)][::2] == [
+            "new\nline\x1b[31m.jpg", "no\\udcffunicode.jpg",
+        ]  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_disk_is_said_in_a_line(start: Start, photos: Path) -> None:
+    result = detect(str(photos), "--url", start().url, "--out", "/dev/full")
+    assert result.exit_code == 1
+    assert str(result.exception) == "--out: /dev/full: cannot write: No space left on device"
 
 
 def test_each_object_is_a_row_of_a_csv_file(start: Start, photos: Path, tmp_path: Path) -> None:

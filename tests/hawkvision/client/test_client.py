@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,6 +160,35 @@ def test_arrays_that_are_no_images_are_refused(start: Start, shape: tuple[int, .
     with Client(node.url) as client, pytest.raises(BadField, match="height, width, 3"):
         client.classify(np.zeros(shape, np.uint8))
     assert node.bodies == []
+
+
+@pytest.mark.parametrize("image", [None, 5, [[0]], {"a": 1}, np.uint8(3), "a\0b"])
+def test_what_is_no_image_is_refused_and_in_a_batch_alone(start: Start, image: Any) -> None:
+    node = start(ok())
+    with Client(node.url) as client:
+        with pytest.raises(BadField, match="image: "):
+            client.classify(image)
+        first, second = client.classify_batch([image, b"image"])
+    assert isinstance(first, BadField)
+    assert isinstance(second, Answer)
+    assert node.bodies == [b"image"]
+
+
+def test_any_buffer_of_bytes_is_an_encoded_image(start: Start) -> None:
+    node = start(ok())
+    with Client(node.url) as client:
+        for image in (b"image", bytearray(b"image"), memoryview(b"an image")[3:]):
+            client.classify(image)
+    assert node.bodies == [b"image"] * 3
+
+
+@pytest.mark.parametrize("deadline_ms", [0, -1, math.nan, math.inf, -math.inf, "80", True, [80]])
+def test_a_deadline_that_is_none_is_refused_before_sending(start: Start, deadline_ms: Any) -> None:
+    node = start(ok())
+    refused = pytest.raises(BadField, match="deadline_ms: expected milliseconds, a number above 0")
+    with Client(node.url) as client, refused:
+        client.classify(b"x", deadline_ms=deadline_ms)
+    assert not node.bodies
 
 
 def test_two_targets_are_refused_before_sending(start: Start) -> None:

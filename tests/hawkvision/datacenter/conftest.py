@@ -4,16 +4,13 @@ of processor time. A test that changes a tier for good starts its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import select
-import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ import pytest
 
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.models.manifest import Manifest, parse_manifest
+from tests.bench.ports import free_port
 from tests.hawkvision.tasks.classes import write_labels
 
 ROOT = Path(__file__).parents[3]
@@ -89,8 +87,10 @@ def marked_processes(mark: str) -> list[str]:
     return found
 
 
-def launch(models: Path, *arguments: str, log: Path | None = None, **settings: str) -> Running:
-    """Start `python -m hawkvision.datacenter` on a free port and do not wait for it."""
+def launch(
+    models: Path, *arguments: str, log: Path | None = None, prefix: Sequence[str] = (), **settings: str
+) -> Running:
+    """Start `python -m hawkvision.datacenter` on a free port, behind a command that runs it, and do not wait for it."""
     mark = uuid.uuid4().hex
     environment = {
         **os.environ,
@@ -100,30 +100,21 @@ def launch(models: Path, *arguments: str, log: Path | None = None, **settings: s
         **{f"HAWKVISION_DC_{k.upper()}": v for k, v in settings.items()},
     }
     port = free_port()
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", str(port), *arguments]
+    program = [*prefix, sys.executable, "-m", "hawkvision.datacenter"]
+    command = [*program, "--backend", "noop", "--port", str(port), *arguments]
     with ExitStack() as stack:
         to = None if log is None else stack.enter_context(log.open("wb"))
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=to, text=True)
     return Running(process, f"http://127.0.0.1:{port}", mark, log)
 
 
-def start(models: Path, *arguments: str, log: Path | None = None, **settings: str) -> Running:
+def start(
+    models: Path, *arguments: str, log: Path | None = None, prefix: Sequence[str] = (), **settings: str
+) -> Running:
     """Start `python -m hawkvision.datacenter` and wait for its ready line."""
-    running = launch(models, *arguments, log=log, **settings)
+    running = launch(models, *arguments, log=log, prefix=prefix, **settings)
     assert ready_url(running.process) == running.url
     return running
-
-
-def free_port() -> int:
-    """A port that nobody takes by chance meanwhile.
-
-    Ray keeps 10002 to 19999 for its workers and does not start where it is told to use one of them for something else;
-    the system gives ports from 32768 on to those who ask for any.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def ready_url(process: subprocess.Popen[str]) -> str:
@@ -180,7 +171,7 @@ def service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="package")
 def medium(models: Path) -> Iterator[Running]:
-    """One of a single stage; tests kill parts of it, and leave it ready again."""
+    """One of a single stage. Tests of test_supervision.py kill parts of it and leave it ready; the last one ends it."""
     running = start(models, "--variants", "medium")
     yield running
     stop_cleanly(running)

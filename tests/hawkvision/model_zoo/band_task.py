@@ -76,14 +76,15 @@ sha256 = "{sha256_of(graph)}"
 """
     (models / "bands" / "manifest.toml").write_text(text)
     data = root / data_name
-    _write_images(data)
+    write_band_images(data)
     profile = models / "bands" / "profile.json"
     calibrate("bands", data, profile, seed=3, models=models, cache=cache)
     return BandTask(models, cache, data, profile)
 
 
-def _write_images(path: Path) -> None:
-    rng = np.random.default_rng(0)
+def write_band_images(path: Path, seed: int = 0) -> None:
+    """Labelled images; other seeds give others."""
+    rng = np.random.default_rng(seed)
     labels = rng.integers(0, BANDS, COUNT)
     bodies = []
     for label in labels:

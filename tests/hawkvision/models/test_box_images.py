@@ -127,6 +127,10 @@ def test_images_that_a_model_was_trained_on_are_marked(tmp_path: Path) -> None:
     assert trained(write_coco(tmp_path / "coco")) == [True, False, True]
     assert trained(write_yolo(tmp_path / "yolo"), ids) == [False, True, False]
     assert trained(write_yolo(tmp_path / "split", split="train")) == [True] * 3
+    assert trained(write_yolo(tmp_path / "train")) == [True] * 3
+    assert trained(write_coco(tmp_path / "training", "_annotations.coco.json")) == [True] * 3
+    assert trained(write_coco(tmp_path / "more" / "train", "_annotations.coco.json")) == [True] * 3
+    assert trained(write_yolo(tmp_path / "trains")) is None
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,8 @@ def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str,
         ({"images": [UNREAL | {"file_name": "../a.jpg"}], "annotations": []}, "must lie below"),
         ({"images": [UNREAL], "annotations": []}, "'no.jpg' is missing"),
         ({"images": [UNREAL, UNREAL], "annotations": []}, "ids repeat"),
+        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [90, 0, 10, 10]}]}, "image 1: a box lies outside"),
+        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [0.1, 0.2, 0.5, 0.5]}]}, "not in fractions"),
     ],
 )
 def test_broken_coco_files_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
@@ -253,10 +259,22 @@ def test_ids_are_listed_with_and_without_zeros_in_front(tmp_path: Path) -> None:
     root = write_yolo(tmp_path / "yolo")
     for name in ("0007", "²", "000"):
         (root / "images" / f"{name}.jpg").write_bytes(BODIES[0])
+        (root / "labels" / f"{name}.txt").touch()
     (root / "clean_ids.txt").write_text("7 0 ²")
     trained = read_annotated(root, LABELS).trained
     assert trained is not None
     assert trained.tolist() == [False, False, False, True, True, False]
+
+
+def test_yolo_folders_that_do_not_fit_one_another_are_refused(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "yolo")
+    (root / "labels" / "1.txt").unlink()
+    with pytest.raises(ConfigError, match=r"1\.txt: 2 of 3 images have no such file; expected one for each"):
+        read_annotated(root, LABELS)
+    other = write_yolo(tmp_path / "other")
+    (other / "labels" / "2.jpg.txt").write_text("0 0.5 0.5 0.1 0.1\n")
+    with pytest.raises(ConfigError, match=r"2\.txt: 1 of 3 images have no such file, and .*2\.jpg\.txt belongs to no"):
+        read_annotated(other, LABELS)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
@@ -277,3 +295,52 @@ def test_any_bytes_are_annotations_or_refused(tmp_path: Path, data: bytes) -> No
     assert found.boxes is not None
     assert ((found.boxes >= 0.0) & (found.boxes <= 1.0)).all()
     assert set(found.classes.tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("place", ["classes.txt", "labels/classes.txt", "data.yaml", "../data.yaml"])
+def test_class_indices_of_yolo_are_those_of_the_list_beside_them(place: str, tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "set" / "valid")
+    names = ["rocket", "dog", "cat"]
+    text = (
+        "\n".join(names)
+        if place.endswith("txt")
+        else "nc: 3\nnames:\n" + "".join(f"  {i}: {n}\n" for i, n in enumerate(names))
+    )
+    (root / place).write_text(text)
+    annotations = read_annotated(root, LABELS).annotations
+    assert annotations is not None
+    assert annotations[0].classes.tolist() == [2, 0]
+    (root / place).write_text(text.replace("dog", "horse"))
+    with pytest.raises(ConfigError, match="'horse' is no label of the task"):
+        read_annotated(root, LABELS)
+
+
+def test_a_description_without_names_is_refused(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "yolo")
+    for text in ("nc: 3", "names: 3", "[1", "names: {a: b}"):
+        (root / "data.yaml").write_text(text)
+        with pytest.raises(ConfigError, match="expected `names` of the classes"):
+            read_annotated(root, LABELS)
+
+
+def test_categories_that_no_annotation_uses_need_no_label(tmp_path: Path) -> None:
+    categories = [{"id": 0, "name": "things"}, {"id": 17, "name": "cat"}, {"id": 90, "name": "rocket"}]
+    assert len(read_annotated(write_coco(tmp_path, categories=categories), LABELS)) == 3
+
+
+def test_other_forms_of_annotations_are_named(tmp_path: Path) -> None:
+    (tmp_path / "voc" / "Annotations").mkdir(parents=True)
+    (tmp_path / "voc" / "Annotations" / "a.xml").write_text("<annotation/>")
+    write_coco(tmp_path / "coco")
+    write_yolo(tmp_path / "splits" / "valid")
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.jpg").write_bytes(BODIES[0])
+    (tmp_path / "flat" / "a.txt").write_text("0 0.5 0.5 0.1 0.1")
+    said = {
+        "voc": "Pascal VOC", "voc/Annotations": "Pascal VOC", "coco": r"give their file, such as .*instances_val.json",
+        "splits": "give one, such as .*valid", "flat": "beside the images", "voc/Annotations/a.xml": "another form",
+        "nowhere": "no such file",
+    }  # fmt: skip
+    for place, says in said.items():
+        with pytest.raises(ConfigError, match=says):
+            read_annotated(tmp_path / place, LABELS)

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from loadgen.analysis.bootstrap import (
     occasions,
     place_of,
     quantiles,
+    ranks,
     resamples_of,
 )
 from tests.fuzz.examples import examples
@@ -135,3 +137,14 @@ def test_images_sent_twice_count_once() -> None:
 def test_all_right_on_few_images_is_not_certain() -> None:
     low, high = clustered_interval(np.ones(100, np.bool_), np.arange(100) % 5)
     assert (low, high) == pytest.approx(exact_interval(5, 5))
+
+
+@given(st.lists(st.sampled_from([0.0, -1.5, 2.0, 3e9, math.inf]) | st.floats(-1e6, 1e6), max_size=30).map(np.array))
+def test_ranks_are_those_of_scipy(values: Floats) -> None:
+    assert np.array_equal(ranks(values), scipy.stats.rankdata(values))
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.floats(1e-6, 0.5))
+def test_exact_intervals_are_those_of_scipy(successes: int, more: int, delta: float) -> None:
+    found = scipy.stats.binomtest(successes, successes + more).proportion_ci(1.0 - delta, method="exact")
+    assert exact_interval(successes, successes + more, delta) == pytest.approx((found.low, found.high), abs=1e-6)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hawkvision.core.errors import ConfigError
 from hawkvision.system.child_server import running
 from loadgen.clients.engine import ServerAddress
-from loadgen.clients.server_info import MAX_BYTES, identify
+from loadgen.clients.server_info import MAX_BYTES, check_task, identify
 from loadgen.workload.record import load
 from tests.bench.policies.baselines.plugin import with_baselines
 from tests.loadgen.command import command
@@ -19,6 +20,58 @@ TRITON = b'{"name": "triton", "version": "2.65.0", "extensions": ["binary_tensor
 TARGETS = (
     b'{"policy": "static", "edge": {"variant": "small"}, "best": {"variant": "large"}, "certificates_valid": false}'
 )
+
+
+TASKS = (
+    b'{"tasks": [{"task": "coco", "kind": "detection", "status": "ready"}, {"task": "pets", "kind": null},'
+    b' {"task": "digits", "kind": "classification"}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "kind", "says"),
+    [
+        ("coco", "/v1/detect", "detection", None),
+        (None, "/v1/classify", "classification", None),
+        ("pets", "/v1/classify", "classification", None),
+        (None, "/v1/infer", "classification", "'coco' is of kind 'detection' at http://.*here are of kind 'classif"),
+        (
+            "dogs",
+            "/v1/classify",
+            "classification",
+            r"--task dogs: expected one that .*'coco' \(detection\), 'pets' \(None",
+        ),
+        ("digits", "/v1/infer", "counting", "'digits' is of kind 'classification'"),
+        ("coco", "/predict", None, None),
+    ],
+)
+def test_a_task_that_the_server_does_not_serve_is_refused(
+    task: str | None, path: str, kind: str | None, says: str | None
+) -> None:
+    async def say(asked: RecordedRequest) -> bytes:
+        return reply(TASKS) if b"/v1/tasks" in asked.line.encode() else reply(b"{}", status=404)
+
+    async def scenario() -> None:
+        async with scripted(say) as server:
+            await check_task(ServerAddress(server.url, task=task, path=path), kind)
+
+    if says is None:
+        asyncio.run(scenario())
+        return
+    with pytest.raises(ConfigError, match=says):
+        asyncio.run(scenario())
+
+
+def test_a_server_that_lists_no_tasks_is_tested_all_the_same() -> None:
+    async def say(_: RecordedRequest) -> bytes:
+        return reply(b'{"index": 1}')
+
+    async def scenario() -> None:
+        async with scripted(say) as server:
+            await check_task(ServerAddress(server.url, task="coco"), "detection")
+        await check_task(ServerAddress("http://127.0.0.1:1", task="coco"), "detection")
+
+    asyncio.run(scenario())
 
 
 def said_by(replies: dict[str, bytes]) -> str:

@@ -219,10 +219,15 @@ def test_held_out_numbers_of_other_data_are_refused(tmp_path: Path) -> None:
         read_indices(path, images(10))
 
 
-@pytest.mark.parametrize("indices", [(), (1, 1), (-1,), (10,)])
+@pytest.mark.parametrize("indices", [(1, 1), (-1,), (10,)])
 def test_impossible_numbers_are_refused(tmp_path: Path, indices: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="distinct numbers from 0 to 9"):
         read_indices(write_indices(tmp_path / "held_out.json", indices), images(10))
+
+
+def test_a_calibration_that_held_none_out_names_the_other_splits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="held no images out; pass --split auto"):
+        read_indices(write_indices(tmp_path / "held_out.json", ()), images(10))
 
 
 def test_missing_indices_name_the_command_that_makes_them(tmp_path: Path) -> None:

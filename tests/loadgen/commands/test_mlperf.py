@@ -10,13 +10,21 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.system.child_server import ServerProcess
-from loadgen.commands.mlperf import MlperfOptions, Scenario, figures, rules, score, verdict
+from hawkvision.tasks.predictions.counts import Counts
+from hawkvision.tasks.registry import task_kind
+from loadgen.clients.base import ClientReply
+from loadgen.commands.mlperf.accuracy import AnswerJudge
+from loadgen.commands.mlperf.logs import figures, score, verdict
+from loadgen.commands.mlperf.options import MlperfOptions, Scenario
+from loadgen.commands.mlperf.rules import rules
 from tests.loadgen.command import command
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
@@ -225,16 +233,48 @@ def test_verdict_is_loadgens_own() -> None:
         verdict("")
 
 
-def write_log(path: Path, classes: list[int]) -> Path:
-    entries = [{"seq_id": i, "qsl_idx": i, "data": struct.pack("<i", c).hex()} for i, c in enumerate(classes)]
+def write_log(path: Path, judge: AnswerJudge, replies: list[ClientReply]) -> Path:
+    entries = [{"seq_id": i, "qsl_idx": i, "data": judge.logged(r, i).hex().upper()} for i, r in enumerate(replies)]
     path.write_text(json.dumps(entries))
     return path
 
 
 def test_score_compares_the_log_with_the_labels(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.json", [1, 2, 9, -1])
-    assert score(log, [1, 2, 3, 4]) == 0.5
-    assert score(log, None) is None
+    judge = AnswerJudge(None, [1, 2, 3, 4])
+    replies = [ClientReply(200, index=index) for index in (1, 2, 9)]
+    log = write_log(tmp_path / "log.json", judge, [*replies, ClientReply(503)])
+    assert score(log, judge) == 0.5
+    assert struct.unpack("<i", judge.logged(ClientReply(503), 0)) == (-1,)
+
+
+def test_answers_of_other_kinds_are_scored_by_their_loss(tmp_path: Path) -> None:
+    kind = task_kind("counting", ["person"], {"groups": {"all": ["person"]}, "max_error": 4})
+    truths = kind.truths([Annotation(np.zeros(4, np.int64), np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))] * 4)
+    judge = AnswerJudge(kind, truths)
+    replies = [ClientReply(200, prediction=Counts({"image": {"all": n}}, 1.0)) for n in (4, 3, 0)]
+    log = write_log(tmp_path / "log.json", judge, [*replies, ClientReply(504)])
+    assert [judge.right(each, 0) for each in replies] == [True, 0.75, False]
+    assert score(log, judge) == (1.0 + 0.75) / 4
+    assert not judge.answered(ClientReply(200, index=3)), "a class is no answer to this task"
+
+
+@needs_loadgen
+def test_a_task_of_another_kind_is_driven_too(tmp_path: Path) -> None:
+    async def say(_: RecordedRequest) -> bytes:
+        return reply(b'{"objects": [], "confidence": 1.0}')
+
+    async def scenario() -> tuple[int | None, str]:
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "mlperf", "--url", server.url, "--task", "coco", "--scenario",
+                "Offline", "--mode", "accuracy", "--limit", "3", "--out", str(tmp_path), stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, _ = await process.communicate()
+            return process.returncode, out.decode()
+
+    status, out = asyncio.run(scenario())
+    assert status == 0, out
+    assert "accuracy: 3 images, without labels (1 − the loss of detection), 0 not answered" in out
 
 
 @pytest.mark.parametrize(
@@ -244,7 +284,7 @@ def test_logs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
     log = tmp_path / "log.json"
     log.write_text(content)
     with pytest.raises(ConfigError, match=r"log\.json"):
-        score(log, [1])
+        score(log, AnswerJudge(None, [1]))
 
 
 @needs_loadgen

@@ -19,7 +19,7 @@ from hawkvision.system.child_server import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words
-from loadgen.commands.run import RunOptions, host_limits, missed_goals
+from loadgen.commands.run_options import RunOptions, host_limits, missed_goals
 from loadgen.workload.record import load
 from tests.loadgen.command import command, endless
 from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set

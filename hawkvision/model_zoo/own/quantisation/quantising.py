@@ -1,7 +1,8 @@
 """`hawkvision models quantize`: a stage in fewer bits from a float one, and what that costs.
 
 Images of the profile part alone are used (`calibration.splits`), half to quantise and half to measure, so that
-`hawkvision calibrate` on the same images still certifies on others.
+`hawkvision calibrate` on the same images still certifies on others. Where a model was trained on some of the images,
+they are the profile part.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hawkvision.model_zoo.own.task_folder import store
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.datasets import read_unlabelled
+from hawkvision.models.datasets import LabelledImages, UnlabelledImages, read_unlabelled
 from hawkvision.models.manifest import (
     FLOAT_OR_INT8,
     FileSource,
@@ -136,14 +137,14 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models
         ConfigError: if there are too few.
     """
     if order.labelled:
-        reading = LabelReading(trained=TrainedImages.LEAVE_OUT)
+        reading = LabelReading(trained=TrainedImages.FIT)
         evidence = read_evidence(order.data, kind, manifest, models, reading)
-        usable = split_images(manifest, evidence.images, SPLIT_SEED).profile
+        usable = split_images(manifest, evidence.images, SPLIT_SEED, fit_on_trained=True).profile
         truths: list[Truth] | None = evidence.truths
-        bodies = evidence.images.bodies
+        images: LabelledImages | UnlabelledImages = evidence.images
     else:
-        flat = read_unlabelled(order.data)
-        usable, truths, bodies = np.arange(len(flat)), None, flat.bodies
+        images, truths = read_unlabelled(order.data), None
+        usable = np.arange(len(images))
     if len(usable) < FEWEST:
         what = " in the profile part (a fifth of all)" if order.labelled else ""
         raise ConfigError(f"{order.data}: {len(usable)} images{what}; expected at least {FEWEST}")
@@ -152,7 +153,7 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models
     second = drawn[len(first) : len(first) + MOST_TO_MEASURE]
 
     def named(chosen: NDArray[Any]) -> list[tuple[str, bytes]]:
-        return [(f"{order.data}: image {at}", bodies[at]) for at in chosen]
+        return [(images.called(at), images.bodies[at]) for at in chosen]
 
     return _Parts(named(first), named(second), None if truths is None else [truths[at] for at in second])
 

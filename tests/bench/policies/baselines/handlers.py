@@ -33,9 +33,9 @@ class NoDeadlineHandler(RequestHandler):
         self.image.on_miss = OnMiss.WAIT
         return await super().answer()
 
-    async def try_partial_image(self) -> Answer | None:
+    async def try_partial_image(self) -> tuple[Answer | None, bool]:
         """None: only HawkVision answers before the whole image is there."""
-        return None
+        return None, False
 
     @property
     def cannot_meet_target(self) -> bool:

@@ -63,6 +63,23 @@ def test_another_label_or_decision_does_not(kind: Score) -> None:
     assert compare(judged(0.02, kind=kind), before, [decision]).passed
 
 
+def boxes(*rows: tuple[float, ...]) -> np.ndarray:
+    """Of one image: x1, y1, x2, y2, score, class."""
+    return np.array(rows, np.float32).reshape(-1, 6)
+
+
+def test_boxes_that_match_may_match_different_true_ones_and_do_not_pass() -> None:
+    detection = task_kind("detection", ["lamp"], {})
+    asked = CertificateInputs("small", SHA, 1.0, "expected_f1", (), SHA, Tier.EDGE)
+    one, moved = boxes((0.0, 0.0, 0.4, 0.4, 0.9, 0)), boxes((0.0, 0.0, 0.4, 0.25, 0.9, 0))
+    truth = (np.array([[0.0, 0.0, 0.4, 0.55]]), np.array([0]))
+    assert detection.disagreements([one], [moved]).tolist() == [0.0]
+    assert detection.losses([one], [truth]).tolist() != detection.losses([moved], [truth]).tolist()
+    assert not compare_outputs(detection, asked, [one], [[moved]]).passed
+    assert compare_outputs(detection, asked, [one, boxes()], [[one, boxes()], [one, boxes()]]).passed
+    assert not compare_outputs(detection, asked, [one, one], [[one, one], [one, boxes()]]).passed
+
+
 def test_what_varies_by_as_much_as_a_threshold_is_away_does_not_pass() -> None:
     before = probabilities([[0.80, 0.20]])
     ways = [probabilities([[top, 1.0 - top]]) for top in (0.80, 0.79)]

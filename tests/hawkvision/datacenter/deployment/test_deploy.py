@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -22,9 +23,11 @@ from hawkvision.client.blocking import Client
 from hawkvision.core.escalation_api import StageList
 from hawkvision.core.types import Tier
 from hawkvision.system.child_server import running
-from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, free_port, image, marked_processes
+from tests.bench.ports import free_port
+from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, image, marked_processes
 from tests.hawkvision.datacenter.servers.test_service import ask
 from tests.hawkvision.tasks.classes import read_reply
+from tests.waiting import WAIT_LIMIT_S
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Cluster:
     address: str
     port: str
     """Where Serve listens once the first application is deployed."""
+    metrics: str
+    """Where the node's metrics are."""
     environment: Mapping[str, str]
 
 
@@ -54,13 +59,16 @@ def cluster(models: Path) -> Iterator[Cluster]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_metrics_report_interval_ms": "1000",
         "HAWKVISION_DC_MODELS_DIR": str(models),
         "HAWKVISION_DC_TASKS": "shapes",
         "HAWKVISION_DC_NUM_CPUS": "0.25",
         "HAWKVISION_DC_API_KEY": KEY,
     }
     bounds = ["--num-cpus=16", "--object-store-memory=83886080", "--include-dashboard=false"]
+    metrics = free_port()
     ports = [f"--port={port}", f"--ray-client-server-port={free_port()}", "--dashboard-agent-listen-port=0"]
+    ports.append(f"--metrics-export-port={metrics}")
     # A short directory of its own: the paths of Ray's sockets may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="hawkvision", ignore_cleanup_errors=True) as folder:
         command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--temp-dir={folder}"]
@@ -71,7 +79,7 @@ def cluster(models: Path) -> Iterator[Cluster]:
         try:
             said = b"".join(up_to(b"Ray runtime started", head.stdout))
             assert b"Ray runtime started" in said, said.decode()
-            yield Cluster(f"127.0.0.1:{port}", str(free_port()), environment)
+            yield Cluster(f"127.0.0.1:{port}", str(free_port()), f"http://127.0.0.1:{metrics}", environment)
         finally:
             head.send_signal(signal.SIGTERM)
             head.communicate(timeout=60)
@@ -94,7 +102,7 @@ def until_none(mark: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Cluster) -> None:
+def test_the_deployed_application_answers_an_update_replaces_it_and_the_nodes_metrics_show_it(cluster: Cluster) -> None:
     service = f"http://127.0.0.1:{cluster.port}"
     for stages in ("medium", "medium,committee"):
         done = deploy(cluster.environment, "--address", cluster.address, "--port", cluster.port, "--variants", stages)
@@ -105,6 +113,27 @@ def test_the_deployed_application_answers_and_an_update_replaces_it(cluster: Clu
         assert [stage.name for stage in listed.stages] == stages.split(",")
         assert answer.model == listed.best
         assert ask(service, path="/v1/stages", Authorization="").status == 401
+    the_nodes_metrics_have_the_cascades_beside_serves(cluster)
+
+
+def the_nodes_metrics_have_the_cascades_beside_serves(cluster: Cluster) -> None:
+    """While the application runs, and has answered an image."""
+    tags = 'application="hawkvision",.*deployment="ingress",.*replica="[^"]+"'
+    wanted = {
+        "Serve's": r"ray_serve_num_http_requests_total\{",
+        "a counter": rf'ray_hawkvision_datacenter_answers_total\{{.*{tags}.*task="shapes".*\}} [1-9]',
+        "a gauge": rf"ray_hawkvision_datacenter_live_replicas\{{.*{tags}.*\}} 1\.0",
+        "a histogram": r'ray_hawkvision_datacenter_inference_duration_seconds_bucket\{.*le="\+Inf".*\} [1-9]',
+    }
+    ends = time.monotonic() + WAIT_LIMIT_S
+    while True:
+        page = ask(cluster.metrics, path="/metrics").body.decode()
+        missing = {what for what, pattern in wanted.items() if not re.search(pattern, page)}
+        if not missing:
+            break
+        assert time.monotonic() < ends, (missing, [line for line in page.splitlines() if "hawkvision" in line])
+        selectors.DefaultSelector().select(0.1)
+    assert "key_requests" not in page
 
 
 OTHER = """

@@ -78,7 +78,7 @@ class Response:
 
 
 async def probed(
-    handle: Handle, manifest: Manifest, on_problem: Callable[[str, str], None] = lambda *_: None
+    handle: Handle, manifest: Manifest, on_problem: Callable[[str, str, bool], None] = lambda *_: None
 ) -> tuple[PolledPresence, HandleVariants, asyncio.Queue[int]]:
     """Presence and access over this handle, and the changes of the group."""
     changes: asyncio.Queue[int] = asyncio.Queue()
@@ -146,7 +146,7 @@ def test_a_replica_of_another_version_counts_as_none_and_the_log_names_both(
 
 
 def test_refused_settings_are_reported_while_the_replica_serves(manifest: Manifest) -> None:
-    problems: list[tuple[str, str]] = []
+    problems: list[tuple[str, str, bool]] = []
 
     async def scenario() -> str:
         handle = Handle(encode_presence(Presence(PROTOCOL, "0.0.0", refused="no such file")))
@@ -155,4 +155,21 @@ def test_refused_settings_are_reported_while_the_replica_serves(manifest: Manife
         return presence.problem("small")
 
     assert asyncio.run(scenario()) == "no such file"
-    assert problems == [("small", "no such file")]
+    assert problems == [("small", "no such file", False)]
+
+
+def test_a_replica_without_models_counts_as_none_until_it_has_loaded_them(manifest: Manifest) -> None:
+    problems: list[tuple[str, str, bool]] = []
+
+    async def scenario() -> None:
+        handle = Handle(encode_presence(Presence(PROTOCOL, "0.0.0", failed="no such file")))
+        presence, variants, changes = await probed(handle, manifest, lambda *problem: problems.append(problem))
+        await asyncio.wait_for(presence.wait_until_probed(), LIMIT_S)
+        with pytest.raises(NotReady, match="'small' has no live replica: no such file"):
+            await ask(variants)
+        assert changes.empty()
+        handle.reply = LIVE
+        assert await asyncio.wait_for(changes.get(), LIMIT_S) == 1
+
+    asyncio.run(scenario())
+    assert problems == [("small", "no such file", True), ("small", "", False)]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import pytest
 from ray.exceptions import RayActorError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, encode_presence
 from hawkvision.datacenter.deployment.presence import PolledPresence
+from hawkvision.datacenter.deployment.serve_states import ServeStates
 from tests.waiting import until
 
 LIVE = encode_presence(Presence(PROTOCOL, "0", "statement"))
@@ -22,6 +26,7 @@ class ScriptedHandle:
     def __init__(self, *replies: bytes | Exception) -> None:
         self._replies: Iterator[bytes | Exception] = iter(replies)
         self.probes = 0
+        self.on_probe: Callable[[], None] = lambda: None
 
     @property
     def present(self) -> ScriptedHandle:
@@ -29,6 +34,7 @@ class ScriptedHandle:
 
     async def remote(self, protocol: int) -> bytes:
         self.probes += 1
+        self.on_probe()
         reply = next(self._replies, None)
         if reply is None:
             await asyncio.Event().wait()
@@ -38,9 +44,29 @@ class ScriptedHandle:
         return reply
 
 
-def presence_of(handle: Any, changes: list[int]) -> PolledPresence:
+class Controller(ServeStates):
+    """Stands for Serve's controller, which says why the group has no replica; None if it has one."""
+
+    def __init__(self, missing: str | None = None) -> None:
+        super().__init__()
+        self.missing = missing
+
+    async def why_missing(self, group: str) -> str | None:
+        return self.missing
+
+
+def presence_of(
+    handle: Any,
+    changes: list[int],
+    controller: Controller | None = None,
+    on_problem: Callable[[str, str, bool], None] = lambda *_: None,
+) -> PolledPresence:
     return PolledPresence(
-        {"group": cast(DeploymentHandle, handle)}, lambda _, live: changes.append(live), lambda _: None
+        {"group": cast(DeploymentHandle, handle)},
+        lambda _, live: changes.append(live),
+        lambda _: None,
+        on_problem,
+        controller or Controller(),
     )
 
 
@@ -64,6 +90,55 @@ def test_a_group_whose_probes_fail_twice_is_absent() -> None:
         return changes
 
     assert asyncio.run(scenario()) == [0, 1, 0]
+
+
+FULL = BackPressureError(num_queued_requests=8, max_queued_requests=8)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_full_queue_shows_a_replica_only_if_requests_are_answered(answered: bool) -> None:
+    async def scenario() -> list[int]:
+        changes: list[int] = []
+        handle = ScriptedHandle(LIVE, FULL)
+        presence = presence_of(handle, changes)
+        if answered:  # just before: no pause of the machine comes in between
+            handle.on_probe = lambda: presence.record_reply("group")
+        presence.start()
+        await until(lambda: handle.probes == 3)
+        return changes
+
+    assert asyncio.run(scenario()) == ([0, 1] if answered else [0, 1, 0])
+
+
+def test_a_full_queue_before_no_replica_makes_the_group_absent_although_requests_were_answered() -> None:
+    async def scenario() -> list[int]:
+        changes: list[int] = []
+        handle, controller = ScriptedHandle(LIVE, FULL), Controller()
+        presence = presence_of(handle, changes, controller)
+        handle.on_probe = lambda: presence.record_reply("group")
+        presence.start()
+        await until(lambda: changes == [0, 1])
+        controller.missing = ""
+        await until(lambda: handle.probes == 3)
+        return changes
+
+    assert asyncio.run(scenario()) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("replies", [(), (DeploymentUnavailableError(DeploymentID("group", "app")),)])
+def test_a_group_that_serve_starts_no_more_has_failed_with_serves_reason(replies: tuple[Exception, ...]) -> None:
+    problems: list[tuple[str, str, bool]] = []
+
+    async def scenario() -> None:
+        changes: list[int] = []
+        handle = ScriptedHandle(*replies)
+        presence = presence_of(handle, changes, Controller("killed"), lambda *its: problems.append(its))
+        presence.start()
+        await presence.wait_until_probed()
+        assert presence.is_absent("group")
+
+    asyncio.run(scenario())
+    assert problems == [("group", "killed", True)]
 
 
 def test_presence_is_known_after_the_first_probe_and_not_before() -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hawkvision.core.errors import NotFound
 from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import LOGITS, Pixels
@@ -31,12 +30,13 @@ from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.images import encoded
 
 pytestmark = pytest.mark.slow
+TASKS = ("imagenet", "cifar10")
 IMAGES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A running tier on a task's whole cascade."""
+    """The running tier, and the whole cascade of one of its tasks."""
 
     running: Running
     catalog: Catalog
@@ -49,25 +49,33 @@ class Tier:
         return answer
 
 
-def built(task: str) -> Catalog:
-    try:
-        catalog = loaded(load_catalogs(DatacenterConfig(tasks=(task,))))[task]
-    except NotFound as error:
-        pytest.skip(str(error))
-    missing = [v.name for v in catalog.variants if not artifact_path(cache_dir(), task, v.name).is_file()]
-    if missing:
-        pytest.skip(f"{task}: not built on this machine: {', '.join(missing)}; run `hawkvision models build`")
-    return catalog
+def catalog_of(task: str) -> Catalog:
+    return loaded(load_catalogs(DatacenterConfig(tasks=(task,))))[task]
 
 
-@pytest.fixture(scope="module", params=["imagenet", "cifar10"])
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
-    catalog = built(request.param)
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--tasks", catalog.task]
+def missing(task: str) -> str:
+    """The models of a task that are not built, or an empty string."""
+    names = [v.name for v in catalog_of(task).variants if not artifact_path(cache_dir(), task, v.name).is_file()]
+    return ", ".join(names)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """One of all the tasks that are built."""
+    tasks = ",".join(task for task in TASKS if not missing(task))
+    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--tasks", tasks]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
     running = Running(process, ready_url(process), "")
-    yield Tier(running, catalog)
+    yield running
     stop(running)
+
+
+@pytest.fixture(params=TASKS)
+def tier(request: pytest.FixtureRequest) -> Tier:
+    if lacks := missing(request.param):
+        pytest.skip(f"{request.param}: not built on this machine: {lacks}; run `hawkvision models build`")
+    running: Running = request.getfixturevalue("running")
+    return Tier(running, catalog_of(request.param))
 
 
 def views(variant: Variant, catalog: Catalog, body: bytes) -> list[Floats]:
@@ -100,7 +108,7 @@ def opinions(seen: list[tuple[str, Floats]]) -> Iterator[Floats]:
 
 def test_the_best_stage_is_the_numpy_average_of_its_members(tier: Tier) -> None:
     catalog = tier.catalog
-    answer = tier.infer(IMAGES[0], EscalationRequest(top_k=len(catalog.kind.labels)))
+    answer = tier.infer(IMAGES[0], EscalationRequest(task=catalog.task, top_k=len(catalog.kind.labels)))
     served = [confidence for _, confidence in sorted((c.index, c.confidence) for c in top_k(answer))]
     members = [v for v in catalog.variants if v.name in catalog.best.members]
     seen = [(v.name, view) for v in members for view in views(v, catalog, IMAGES[0])]
@@ -118,7 +126,11 @@ def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier
     backend.close()
     expected = score(class_scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
     threshold = float(np.median(expected))
-    request = EscalationRequest(variant=intermediate, intermediate=IntermediateOffer(Score.MARGIN, threshold, best))
+    request = EscalationRequest(
+        task=tier.catalog.task,
+        variant=intermediate,
+        intermediate=IntermediateOffer(Score.MARGIN, threshold, best),
+    )
     replies = [tier.infer(body, request) for body in IMAGES]
     assert [r.model == intermediate for r in replies] == (expected >= threshold).tolist()
     stated = {i: r.score for i, r in enumerate(replies) if r.model == intermediate}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from hawkvision.core.errors import ArtifactError, BackendError
-from hawkvision.datacenter.ingress.deploying import cause_of
+from hawkvision.datacenter.deployment.serve_states import cause_of
 
 
 def traced(error: Exception) -> str:
@@ -25,6 +25,11 @@ def test_the_error_of_ours_is_said_without_the_traceback_around_it() -> None:
 
 def test_the_last_of_several_errors_is_the_reason() -> None:
     assert cause_of(traced(ArtifactError("first")) + traced(BackendError("no such provider"))) == "no such provider"
+
+
+def test_a_replica_that_was_killed_at_its_start_is_said_to_have_ended() -> None:
+    said = "The deployment failed to start 3 times in a row. See controller logs for details. Error:\nActorDiedError()"
+    assert cause_of(said) == "the process ended before it served; was it killed for memory?"
 
 
 def test_another_message_is_said_whole_in_one_line() -> None:

@@ -52,9 +52,9 @@ def test_head_that_goes_and_returns_is_noticed_once_each() -> None:
 def test_tier_without_its_head_is_not_ready_and_says_so() -> None:
     tier = TierService(load_catalogs(DatacenterConfig(tasks=("cifar10",), backend="noop")), 4)
     tier.set_variants("cifar10", Idle())
-    tier.check_ready()
+    tier.readiness()
     tier.has_head = False
     with pytest.raises(NotReady, match="the head of the Ray cluster is gone"):
-        tier.check_ready()
+        tier.readiness()
     tier.has_head = True
-    tier.check_ready()
+    tier.readiness()

@@ -15,11 +15,12 @@ from typing import Final
 
 import pytest
 
+from hawkvision.core.escalation_api import INFER_PATH
 from hawkvision.datacenter.launch.open_ports import family
 from hawkvision.datacenter.launch.restarts import MAX_PAUSE_S, MAX_RESTARTS, WITHIN_S, Restarts
 from hawkvision.datacenter.launch.standby_listener import StandbyListener
 from tests.bench.robustness.exposure import vital
-from tests.hawkvision.datacenter.conftest import Running, image, launch, marked_processes
+from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, image, launch, marked_processes
 from tests.hawkvision.datacenter.launch.test_stopping import ready, until
 from tests.hawkvision.datacenter.servers.test_service import Reply, ask
 
@@ -143,6 +144,22 @@ def test_a_suspended_process_makes_the_tier_unready_until_it_resumes(medium: Run
     until(lambda: ready(medium) == 200)
     until(lambda: ask(medium, image()).status == 200)  # the launcher may take a last caller before it leaves the socket
     assert part(medium, words) == stopped
+
+
+@pytest.mark.slow
+def test_a_request_inside_is_answered_before_the_tier_stops(medium: Running) -> None:
+    """Whatever it has been through, the tier ends well; its fixture sees that nothing is left."""
+    body = image()
+    head = f"POST {INFER_PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(medium.url.rpartition(":")[2])), START_LIMIT_S) as caller:
+        caller.sendall(head.encode())
+        assert caller.recv(100).startswith(b"HTTP/1.1 100 ")  # it is inside
+        medium.process.terminate()
+        until(lambda: ready(medium) == 503)
+        caller.sendall(body)
+        answer = caller.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert medium.process.wait(60) == 0
 
 
 def assert_gone(stages: Reply, metrics: bytes) -> None:

@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,7 +21,7 @@ from hawkvision.transport.coding.image_coding import opaque
 from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.status import Status
-from tests.hawkvision.datacenter.conftest import KEY, MARK, ROOT, Running, image, marked_processes
+from tests.hawkvision.datacenter.conftest import KEY, Running, image
 from tests.hawkvision.tasks.classes import read_reply, top_k
 
 pytestmark = pytest.mark.slow
@@ -259,32 +252,3 @@ def test_the_tier_accepts_images_as_datagrams_at_its_advertised_port(service: Ru
         series(service)['hawkvision_datacenter_requests_total{code="200",path="datagram",stage="medium",task="shapes"}']
         >= 1.0
     )
-
-
-PARENT = """
-import subprocess, sys
-child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
-print(child.stdout.readline(), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_dead_parent_takes_the_tier_with_it(models: Path) -> None:
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--backend", "noop", "--port", "0", "--with-parent"]
-    environment = {MARK: "orphan", "HAWKVISION_DC_MODELS_DIR": str(models), "HAWKVISION_DC_TASKS": "shapes"}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *command, "--variants", "medium"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    assert parent.stdout.readline().startswith("ready: ")
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
-    ends = time.monotonic() + 60.0
-    while marked_processes("orphan") and time.monotonic() < ends:
-        selectors.DefaultSelector().select(0.1)
-    assert marked_processes("orphan") == []

@@ -20,6 +20,7 @@ from hawkvision.core.errors import ArtifactError, ConfigError, NotFound, NotRead
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
+from hawkvision.datacenter.servers.readiness import TaskState
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import TaskFailure, catalog_of, check_models, load_catalogs, loaded
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
@@ -136,13 +137,21 @@ def test_a_task_that_cannot_be_loaded_answers_503_with_the_reason_and_the_others
         for path, body, query in (
             ("/v1/infer", b"image", ""),
             ("/v1/stages", None, "task=broken"),
-            ("/readyz", None, ""),
+            ("/readyz", None, "task=broken"),
         ):
             status, error = await call(to, path, body, query, task="broken")
             assert (status, error["error"]) == (503, "task 'broken' cannot be served: the model file is missing")
-        assert (await call(to, "/readyz", query="task=shapes"))[0] == 200
-        to.tier.set_variants("broken", Gated(0))  # as after an update of its files
-        assert (await call(to, "/readyz"))[0] == 503, "no catalog was ever loaded"
+        status, listed = await call(to, "/readyz")
+        assert (status, listed["status"]) == (200, "ready")
+        assert listed["tasks"] == [
+            {"task": "digits", "status": "ready"},
+            {"task": "shapes", "status": "ready"},
+            {
+                "task": "broken",
+                "status": "failed",
+                "reason": "task 'broken' cannot be served: the model file is missing",
+            },
+        ]
 
     asyncio.run(scenario())
 
@@ -150,47 +159,58 @@ def test_a_task_that_cannot_be_loaded_answers_503_with_the_reason_and_the_others
 def test_readiness_tells_strangers_which_task_failed_and_callers_with_a_key_why() -> None:
     async def scenario() -> None:
         to = server(keys=Keys("the-key-of-this-tier"), broken=TaskFailure("/a/file is missing"))
+        key = "Bearer the-key-of-this-tier"
+        status, error = await call(to, "/readyz", query="task=broken")
+        assert (status, "'broken'" in error["error"], "/a/file" in error["error"]) == (503, True, False)
+        status, error = await call(to, "/readyz", query="task=broken", authorization=key)
+        assert (status, error["error"]) == (503, "task 'broken' cannot be served: /a/file is missing")
         for task in ("digits", "shapes"):
             to.tier.set_variants(task, Gated(0))
-        status, error = await call(to, "/readyz")
-        assert (status, "'broken'" in error["error"], "/a/file" in error["error"]) == (503, True, False)
-        status, error = await call(to, "/readyz", authorization="Bearer the-key-of-this-tier")
-        assert (status, error["error"]) == (503, "task 'broken' cannot be served: /a/file is missing")
+        assert (await call(to, "/readyz"))[1]["tasks"][-1] == {"task": "broken", "status": "failed"}
+        assert "/a/file" in (await call(to, "/readyz", authorization=key))[1]["tasks"][-1]["reason"]
         assert not any(to.keys.counts().values()), "probes are not counted"
 
     asyncio.run(scenario())
 
 
-def test_a_task_that_fails_later_is_back_with_its_variants() -> None:
+def test_a_tier_is_ready_while_one_task_is_and_says_of_each_what_it_lacks() -> None:
     tier = server().tier
-    tier.set_variants("digits", Gated(0))
-    tier.fail_task("digits", "a replica of another version")
-    with pytest.raises(NotReady, match="task 'digits' cannot be served: a replica of another version"):
-        tier.admit(EscalationRequest())
-    tier.set_variants("digits", Gated(0))
-    tier.check_ready("digits")
+    assert {state.status for state in tier.states()} == {"starting"}
+    with pytest.raises(NotReady, match=r"still loading the models of task 'digits'.*; .*task 'shapes'"):
+        tier.readiness()
+    for task in tier.tasks:
+        tier.set_variants(task, Gated(0))
+    assert {state.status for state in tier.readiness().tasks} == {"ready"}
+    tier.set_live_replicas("shapes.medium", 0)
+    _, shapes = tier.readiness().tasks
+    assert (shapes.status, shapes.reason) == ("starting", "task 'shapes' has no live replica of shapes.medium")
+    tier.set_live_replicas("digits.small", 0)
+    tier.record_problem("digits.small", "of another version")
+    with pytest.raises(NotReady) as caught:
+        tier.readiness()
+    assert str(caught.value) == (
+        "task 'digits' has no live replica of digits.small (of another version); "
+        "task 'shapes' has no live replica of shapes.medium"
+    )
+    with pytest.raises(NotReady, match=r"digits\.small; "):
+        tier.readiness(with_reason=False)
+    tier.record_problem("digits.small", "")
+    tier.set_live_replicas("digits.small", 1)
+    assert tier.readiness("digits").tasks == (TaskState("digits", "ready"),)
 
 
-def test_readiness_names_each_task_and_group_without_a_replica() -> None:
+def test_a_task_whose_replicas_cannot_load_their_models_has_failed_until_one_can() -> None:
     tier = server().tier
     for task in tier.tasks:
         tier.set_variants(task, Gated(0))
-    tier.check_ready()
-    tier.set_live_replicas("shapes.medium", 0)
     tier.set_live_replicas("digits.small", 0)
-    with pytest.raises(NotReady) as caught:
-        tier.check_ready()
-    assert str(caught.value) == (
-        "task 'digits' has no live replica of digits.small; task 'shapes' has no live replica of shapes.medium"
-    )
-    tier.record_problem("digits.small", "of another version")
-    with pytest.raises(NotReady, match=r"digits\.small \(of another version\); "):
-        tier.check_ready()
-    with pytest.raises(NotReady, match=r"digits\.small; "):
-        tier.check_ready(with_reason=False)
+    tier.record_problem("digits.small", "/a/file is missing", failed=True)
+    failed = TaskState("digits", "failed", "task 'digits' has no live replica of digits.small (/a/file is missing)")
+    assert tier.states("digits") == (failed,)
+    assert tier.states("digits", with_reason=False) == (TaskState("digits", "failed"),)
     tier.record_problem("digits.small", "")
     tier.set_live_replicas("digits.small", 1)
-    tier.check_ready("digits")
+    assert tier.states("digits") == (TaskState("digits", "ready"),)
 
 
 def test_an_overloaded_task_keeps_no_other_task_out() -> None:
@@ -318,7 +338,7 @@ def test_a_task_without_a_manifest_fails_alone_and_fails_the_start_if_it_is_the_
         load_catalogs(DatacenterConfig(tasks=("none",), models_dir=config.models_dir))
 
 
-def test_a_task_without_its_model_files_fails_alone(tmp_path: Path) -> None:
+def test_a_start_is_refused_early_only_if_each_task_lacks_model_files(tmp_path: Path) -> None:
     models, cache = tmp_path / "models", tmp_path / "cache"
     built = artifact_path(cache, "digits", "small")
     built.parent.mkdir(parents=True)
@@ -334,11 +354,7 @@ def test_a_task_without_its_model_files_fails_alone(tmp_path: Path) -> None:
         models_dir=models,
         cache_dir=cache,
     )
-    catalogs = check_models(config, load_catalogs(config))
-    assert list(loaded(catalogs)) == ["digits"]
-    failure = catalogs["shapes"]
-    assert isinstance(failure, TaskFailure)
-    assert "the model file is missing; build it with" in failure.reason
+    check_models(config, load_catalogs(config))
     built.write_bytes(b"another model")
-    with pytest.raises(ArtifactError, match="the model file is missing"):
+    with pytest.raises(ArtifactError, match="the model file is missing; build it with"):
         check_models(config, load_catalogs(config))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,10 +29,11 @@ from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
 from hawkvision.tasks.class_scores import Floats, Probabilities, Score, average, score, softmax
-from tests.hawkvision.datacenter.conftest import Running, start, stop
+from tests.hawkvision.datacenter.conftest import Running, marked_processes, start, stop
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks.classes import read_reply, top_k, write_labels
 from tests.images import encoded
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 EXECUTION = "onnxruntime:CPUExecutionProvider"
@@ -43,7 +45,7 @@ ENSEMBLE_TEMPERATURE = 0.9
 
 @dataclass(frozen=True)
 class Tier:
-    """The running tier with what an offline computation needs."""
+    """The running tier, a child of `running.process`, with what an offline computation needs."""
 
     running: Running
     manifest: Manifest
@@ -95,12 +97,17 @@ temperature = {temperature}
     write_labels(root / "models" / "tiny")
 
 
+PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+"""A program that starts another and waits for it."""
+
+
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
     root = tmp_path_factory.mktemp("tiny")
     write_cascade(root)
     models = root / "models"
-    running = start(models, "--tasks", "tiny", "--backend", "onnxruntime", cache_dir=str(root / "cache"))
+    words = ("--tasks", "tiny", "--backend", "onnxruntime", "--with-parent")
+    running = start(models, *words, prefix=(sys.executable, "-c", PARENT), cache_dir=str(root / "cache"))
     yield Tier(running, load_manifest("tiny", models), root / "cache")
     stop(running)
 
@@ -200,3 +207,10 @@ def test_ensemble_runs_are_counted(tier: Tier) -> None:
     for accept_score in (0.0, 1.0):
         tier.infer(IMAGES[0], asked(Score.TOP1, accept_score))
     assert count() == before + 1.0
+
+
+def test_a_dead_parent_takes_the_tier_with_it(tier: Tier) -> None:
+    """The last use of this tier."""
+    assert marked_processes(tier.running.mark)
+    tier.running.process.kill()
+    wait_until(lambda: not marked_processes(tier.running.mark))

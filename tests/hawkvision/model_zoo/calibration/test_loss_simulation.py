@@ -24,11 +24,13 @@ from hawkvision.model_zoo.calibration.loss_simulation import (
     transcoded,
 )
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.transport.client.encoding_plan import prepare
 from hawkvision.transport.coding.image_coding import Plan
 from hawkvision.transport.coding.rate_fec_control import QUALITIES
+from hawkvision.transport.protocol.wire import FRAGMENT_ROOM
 from tests.hawkvision.model_zoo.band_task import write_band_task
 
-COUNT = 6
+COUNT, SIDE = 6, 256
 
 
 @functools.cache
@@ -46,7 +48,7 @@ def images() -> LabelledImages:
 
 @functools.cache
 def arrived(seed: int = 4) -> tuple[ReceivedImages, ...]:
-    return tuple(received_images(images(), np.arange(COUNT - 1), seed))
+    return tuple(received_images(images(), np.arange(COUNT - 1), seed, SIDE))
 
 
 @given(st.integers(1, 60), st.floats(1.0, 9.0), st.integers(0, 2**32))
@@ -85,6 +87,17 @@ def test_what_arrives_is_an_ordinary_image_of_the_same_size() -> None:
             assert (header.width, header.height) == (256, 256)
 
 
+def test_a_large_image_is_measured_as_a_sender_sends_it() -> None:
+    """It is made smaller first, so that a fragment holds a larger part of it."""
+    rng = np.random.default_rng(1)
+    done, data = cv2.imencode(".png", cv2.resize(rng.integers(0, 256, (80, 120, 3), np.uint8), (1500, 1000)))
+    assert done
+    plan = Plan(QUALITIES[0], 0.0)
+    measured, sent = transcoded(data.tobytes(), plan, SIDE), prepare(data.tobytes(), plan, SIDE, FRAGMENT_ROOM).coded
+    assert measured == sent
+    assert (measured.format.width, measured.format.height) == (384, 256)
+
+
 def test_images_that_were_not_chosen_are_left_alone() -> None:
     for found in arrived():
         assert COUNT - 1 not in found.reached
@@ -92,7 +105,7 @@ def test_images_that_were_not_chosen_are_left_alone() -> None:
 
 
 def test_the_same_seed_loses_the_same_and_another_does_not() -> None:
-    again, other = tuple(received_images(images(), np.arange(COUNT - 1), 4)), arrived(5)
+    again, other = tuple(received_images(images(), np.arange(COUNT - 1), 4, SIDE)), arrived(5)
     assert [found.images.sha256 for found in again] == [found.images.sha256 for found in arrived()]
     for mine, theirs in zip(arrived(), other, strict=False):
         if mine.band.low < 1.0:
@@ -100,7 +113,7 @@ def test_the_same_seed_loses_the_same_and_another_does_not() -> None:
 
 
 def test_a_coarser_image_is_fewer_fragments() -> None:
-    counts = [transcoded(images().bodies[0], Plan(quality, 0.0)).format.k for quality in QUALITIES]
+    counts = [transcoded(images().bodies[0], Plan(quality, 0.0), SIDE).format.k for quality in QUALITIES]
     assert counts == sorted(counts, reverse=True)
 
 

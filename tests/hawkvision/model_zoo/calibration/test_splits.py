@@ -35,7 +35,7 @@ def manifest(training: Training | None) -> Manifest:
 
 def images(is_test: NDArray[np.bool_], sha256: str = DATA) -> LabelledImages:
     n = len(is_test)
-    return LabelledImages("set", sha256, [b""] * n, np.arange(n) % 3, np.full(n, "x"), is_test)
+    return LabelledImages("set", sha256, [b"%d" % i for i in range(n)], np.arange(n) % 3, np.full(n, "x"), is_test)
 
 
 @given(n=st.integers(20, 300), test=st.integers(0, 10), train_seed=st.integers(0, 99), seed=st.integers(0, 99))
@@ -121,3 +121,25 @@ def test_a_profile_fitted_on_images_that_trained_a_model_is_certified_anew_on_th
     assert split.certify.tolist() == np.flatnonzero(~trained).tolist()
     left_out = split_images(manifest(None), some, 5)
     assert not trained[left_out.used()].any()
+
+
+def test_a_copy_of_an_image_is_in_no_part() -> None:
+    given_images = images(np.arange(200) >= 160)
+    bodies = list(given_images.bodies)
+    trained = np.flatnonzero(training_mask(given_images.is_test, 60, 1))
+    free = np.flatnonzero(~training_mask(given_images.is_test, 60, 1) & ~given_images.is_test)
+    bodies[free[0]], bodies[free[1]], bodies[free[3]] = bodies[trained[0]], bodies[170], bodies[free[2]]
+    with_copies = replace(given_images, bodies=bodies)
+    own = split_images(manifest(Training(data_sha256=DATA, images=60, seed=1)), with_copies, seed=5)
+    assert set(own.used()) == set(range(200)) - set(trained) - {free[0], free[1], max(free[2], free[3])}
+    other = split_images(manifest(None), with_copies, seed=5)
+    assert len({bodies[i] for i in other.used()}) == len(other.used()) == len(set(bodies))
+
+
+def test_a_copy_of_an_image_that_trained_a_model_is_no_evidence() -> None:
+    given_images = images(np.zeros(200, np.bool_))
+    bodies = list(given_images.bodies)
+    bodies[150] = bodies[3]
+    marked = replace(given_images, bodies=bodies, trained=np.arange(200) < 20)
+    assert 150 not in split_images(manifest(None), marked, seed=5).used()
+    assert 150 not in split_images(manifest(None), marked, seed=5, fit_on_trained=True).certify

@@ -211,3 +211,22 @@ def test_logits_are_passed_on() -> None:
     assert decoder_class("logits")({"output": "b"}, SPEC, 3)(several)["logits"] is several["b"]
     with pytest.raises(BackendError, match="no output 'logits'; the model has a, b"):
         decoder_class("logits")({}, SPEC, 3)(several)
+
+
+@pytest.mark.parametrize("name", ["reg", "third"])
+def test_centres_of_centernet_lie_where_their_offset_says(name: str) -> None:
+    one = Objects(np.array([LEFT]), np.array([0.9]), np.array([1]))
+    tensors = EXPORTS["CenterNet"][2](one)
+    heatmap, sides = tensors["hm"], tensors["wh"]
+    offset = np.full_like(sides, 0.5)
+    names = ("hm", "wh", "reg") if name == "reg" else ("first", "second", "third")
+    plain = decoder("CenterNet")(dict(zip(names, (heatmap, sides), strict=False)))["boxes"][0, 0]
+    moved = decoder("CenterNet")(dict(zip(names, (heatmap, sides, offset), strict=True)))["boxes"][0, 0]
+    cell = np.array([0.5 / heatmap.shape[3], 0.5 / heatmap.shape[2]] * 2)
+    np.testing.assert_allclose(moved, plain + cell, atol=1e-6)
+
+
+def test_classes_of_tensorflow_are_counted_from_the_first_that_is_stated() -> None:
+    one = Objects(np.array([LEFT]), np.array([0.9]), np.array([1]))
+    tensors = EXPORTS["TensorFlow's detections"][2](one)
+    assert decoder_class("tf_detections")({"first_class": 1}, SPEC, CLASSES)(tensors)["classes"].tolist() == [[1]]

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.oip.decoding import MAX_IMAGES, MAX_JSON_VALUES, InferRequest, parse_infer
+from edge.servers.oip.decoding import MAX_JSON_VALUES, InferRequest, parse_infer
 from edge.servers.oip.encoding import encode_answers
+from edge.servers.oip.images import MAX_IMAGES
 from edge.servers.shared.request_fields import FIELDS
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import (
@@ -194,7 +195,9 @@ def _with(*images: bytes, cut: int | None = None, length: str | None = None, **c
         (_with(parameters={"timeout": -1}), "parameters.timeout"),
         (_with(parameters={"sequence_id": 1.5}), "parameters.sequence_id"),
         (_with(parameters={"binary_data_output": "yes"}), "parameters.binary_data_output"),
-        (_with(parameters={"task": "dogs"}), "parameters says task='dogs' but path says task='imagenet'"),
+        (lambda: (b"\xff\xd8\xff\xe0JFIF", None), "one image as it is, set Inference-Header-Content-Length: 0"),
+        (_input(datatype="FP32", data=[0.5]), "images are sent encoded, as BYTES"),
+        (_with(parameters={"task": "dogs"}), r"task: .*got 'imagenet' \(path\) and 'dogs' \(param"),
         (_with(parameters={f"p{i}": i for i in range(MAX_JSON_VALUES)}), "more than 10000 values"),
         (lambda: (b'{"parameters": {"a": ' + b"[" * 100_000, None), "nested too deeply"),
         (lambda: (b'{"extra": ' + b'{"a":' * 100_000, None), "nested too deeply"),

@@ -15,12 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from loadgen.clients.base import ClientReply, RequestClient, RequestTimes
+from loadgen.commands.mlperf.accuracy import AnswerJudge
 from loadgen.commands.options import Setup
 from loadgen.workload import target_mix
-
-NO_CLASS: Final = -1
-"""What the accuracy log says of a request that was not answered."""
-
 
 PERFORMANCE_SAMPLES: Final = 1024
 """Images of a performance run at most, as the rules have it for ResNet-50 (inference_rules.adoc)."""
@@ -32,8 +29,8 @@ class ClassTally(msgspec.Struct):
     target: str
     asked: int = 0
     answered: int = 0
-    right: int | None = None
-    """Of all that were asked; None without labels."""
+    right: int | float | None = None
+    """How right the answers are, summed over all that were asked; None without labels."""
 
     @property
     def accuracy(self) -> float | None:
@@ -44,17 +41,17 @@ class ClassTally(msgspec.Struct):
 class LoadGenBridge:
     """LoadGen's system under test on the running event loop."""
 
-    def __init__(self, loadgen: Any, asker: RequestClient, setup_: Setup) -> None:
+    def __init__(self, loadgen: Any, asker: RequestClient, setup_: Setup, judge: AnswerJudge) -> None:
+        self.judge = judge
         self.completed = 0
         self.failed = 0
         self.errors: dict[str, int] = {}
-        labels = setup_.dataset.labels
-        self.tallies = [ClassTally(each.name, right=None if labels is None else 0) for each in setup_.classes]
+        unlabelled = setup_.dataset.labels is None
+        self.tallies = [ClassTally(each.name, right=None if unlabelled else 0) for each in setup_.classes]
         """By target class."""
         self._loadgen = loadgen
         self._asker = asker
         self._bodies = setup_.dataset.bodies
-        self._labels = labels
         self._limit = setup_.max_in_flight
         self._fields = [each.fields for each in setup_.classes]
         # Other draws than the warm-up's, so that a server does not see the same requests again.
@@ -114,19 +111,19 @@ class LoadGenBridge:
             identity, image, target = self._waiting.popleft()
             replied = await self._asker.ask(self._bodies[image], self._fields[target], RequestTimes())
             self._count(replied, image, self.tallies[target])
-            self._complete(identity, NO_CLASS if replied.index is None else replied.index)
+            self._complete(identity, self.judge.logged(replied, image))
         self._active -= 1
 
     def _count(self, replied: ClientReply, image: int, tally: ClassTally) -> None:
         self.completed += 1
         tally.asked += 1
-        if replied.status != 200 or replied.index is None:
+        if not self.judge.answered(replied):
             self.failed += 1
             self.errors[replied.error] = self.errors.get(replied.error, 0) + 1
             return
         tally.answered += 1
-        if tally.right is not None and self._labels is not None:
-            tally.right += replied.index == self._labels[image]
+        if tally.right is not None:
+            tally.right += self.judge.right(replied, image) or 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What breaks here must not leave LoadGen waiting for an answer for ever."""
@@ -135,8 +132,8 @@ class LoadGenBridge:
         if error is not None and not self._over.done():
             self._over.set_exception(error)
 
-    def _complete(self, identity: int, index: int) -> None:
-        answer = array.array("i", [index])
+    def _complete(self, identity: int, logged: bytes) -> None:
+        answer = array.array("B", logged)
         address, length = answer.buffer_info()
         response = self._loadgen.QuerySampleResponse(identity, address, length * answer.itemsize)
         self._loadgen.QuerySamplesComplete([response])

@@ -1,0 +1,1 @@
+"""`python -m loadgen mlperf`: MLPerf LoadGen drives, and its queries become requests."""

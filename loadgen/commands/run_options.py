@@ -1,0 +1,127 @@
+"""The options of `python -m loadgen run`, and the goals among them that a test may miss."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from hawkvision.core.errors import ConfigError
+from loadgen.commands import options
+from loadgen.commands.command_line import option
+from loadgen.network.profiles import names
+from loadgen.workload.record import Run
+
+WARM_UP_S: Final = 2.0
+
+if TYPE_CHECKING:
+    from loadgen.analysis.summary import RunSummary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions(options.LoadOptions):
+    """The options of `python -m loadgen run`."""
+
+    arrivals: Annotated[
+        str,
+        option(
+            "Load",
+            "When requests are sent: poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], "
+            "diurnal:RATE[,swing=0.8,period_s=…], replay:FILE or closed:CALLERS; rates in requests per second.",
+        ),
+    ] = "poisson:8"
+    duration_s: Annotated[
+        float | None,
+        option("Load", "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file."),
+    ] = None
+    warm_up_s: Annotated[float, option("Load", "Seconds at the start whose requests are not counted.")] = WARM_UP_S
+    link: Annotated[
+        str | None,
+        option("Load", f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root."),
+    ] = None
+    reference: Annotated[
+        bool,
+        option(
+            "Measurement",
+            "First ask for every image with quality=best, so that accuracy drops can be judged.",
+            "--reference",
+        ),
+    ] = False
+    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.", "--no-noise")] = False
+    name: Annotated[
+        str | None, option("Output", "Name of the run in reports. Default: that of the record, else run.")
+    ] = None
+    json: Annotated[
+        Path | None, option("Output", "Write the record to this file (.json or .json.gz).", metavar="FILE")
+    ] = None
+    html: Annotated[Path | None, option("Output", "Write the report page to this file.", metavar="FILE")] = None
+    p99_ms: Annotated[
+        float | None, option("Verdict", "Exit with status 1 if the P99 is above this many milliseconds.")
+    ] = None
+    min_effective: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if a smaller share of requests is answered right within the deadline.",
+            metavar="SHARE",
+        ),
+    ] = None
+    max_cpu_steal: Annotated[
+        float | None,
+        option(
+            "Verdict", "Exit with status 1 if the host held back a larger share of processor time.", metavar="SHARE"
+        ),
+    ] = None
+    max_cpu_slowdown: Annotated[
+        float | None,
+        option(
+            "Verdict",
+            "Exit with status 1 if processors were slower than at their best by more; needs --prevent-cpu-idle.",
+            metavar="SHARE",
+        ),
+    ] = None
+
+
+def check_goals(given: RunOptions) -> None:
+    """Refuse goals that cannot be.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    if given.p99_ms is not None:
+        options.positive("--p99-ms", given.p99_ms)
+    for named, share in (
+        ("--min-effective", given.min_effective),
+        ("--max-cpu-steal", given.max_cpu_steal),
+        ("--max-cpu-slowdown", given.max_cpu_slowdown),
+    ):
+        if share is not None and not 0.0 < share <= 1.0:
+            raise ConfigError(f"{named}: expected a share above 0 and at most 1, got {share!r}")
+    if given.max_cpu_slowdown is not None and not given.prevent_cpu_idle:
+        raise ConfigError("--max-cpu-slowdown: expected --prevent-cpu-idle as well, which measures it")
+
+
+def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
+    """The goals that a test missed, each with what was measured; a test without answers misses one, too."""
+    total, missed = summary.total, []
+    if not total.answered:
+        why = ", ".join(f"{code} {count}" for code, count in total.errors.items())
+        missed.append(f"none of {total.n} requests was answered: {why}")
+    p99 = total.percentile(0.99)
+    if p99_ms is not None and (p99.at_least or p99.ms > p99_ms):
+        missed.append(f"P99 {'≥ ' * p99.at_least}{p99.ms:.1f} ms; expected at most {p99_ms:g} ms")
+    if min_effective is not None and total.effective is not None and total.effective.value < min_effective:
+        missed.append(f"{total.effective.value:.1%} right and in time; expected at least {min_effective:.1%}")
+    return missed
+
+
+def host_limits(tested: Run, given: RunOptions) -> list[str]:
+    """The limits on CPU steal and slow-down that a test exceeded; an unknown share counts as too much."""
+    return [
+        f"{name} is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"
+        for name, share, most in (
+            ("CPU steal", tested.stolen, given.max_cpu_steal),
+            ("CPU slow-down", tested.slowed, given.max_cpu_slowdown),
+        )
+        if most is not None and (share is None or share > most)
+    ]
