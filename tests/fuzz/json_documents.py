@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 Path: TypeAlias = tuple[str | int, ...]
 
-EDGES: Final = st.sampled_from(
+EDGES: Final[st.SearchStrategy[Any]] = st.sampled_from(
     [None, True, 0, -1, 1, 2**31, 2**63, 2**64, 10**40, -(2**63), 0.0, -0.5, 1e-9, 1.5, 1e308, -1e308, "", "a", [], {}]
 )
 """Values at which parsers break."""
@@ -38,14 +38,15 @@ def altered(draw: st.DrawFn, document: Any) -> Any:
         if not found:
             break
         *path, last = draw(st.sampled_from(found))
-        table = changed
+        table: Any = changed
         for key in path:
             table = table[key]
+        value: Any = table[last]
         match draw(st.sampled_from(["replace", "replace", "remove", "repeat"])):
             case "remove":
                 del table[last]
             case "repeat" if isinstance(table, list):
-                table += [copy.deepcopy(table[last])] * draw(st.sampled_from([1, 2, 150]))
+                table += [copy.deepcopy(value)] * draw(st.sampled_from([1, 2, 150]))
             case _:
                 table[last] = draw(VALUES)
     return changed
