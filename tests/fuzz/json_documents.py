@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from hypothesis import strategies as st
 
@@ -37,16 +37,15 @@ def altered(draw: st.DrawFn, document: Any) -> Any:
         found = places(changed)
         if not found:
             break
-        *path, last = draw(st.sampled_from(found))
-        table: Any = changed
+        *path, end = draw(st.sampled_from(found))
+        table, last = changed, cast("Any", end)
         for key in path:
             table = table[key]
-        value: Any = table[last]
         match draw(st.sampled_from(["replace", "replace", "remove", "repeat"])):
             case "remove":
                 del table[last]
             case "repeat" if isinstance(table, list):
-                table += [copy.deepcopy(value)] * draw(st.sampled_from([1, 2, 150]))
+                table += [copy.deepcopy(table[last])] * draw(st.sampled_from([1, 2, 150]))
             case _:
                 table[last] = draw(VALUES)
     return changed

@@ -23,7 +23,7 @@ from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
 from hawkvision.system.child_server import running
 from tests.processors import confined_to_one
-from tests.system.up import Up
+from tests.system.conftest import Up
 
 pytestmark = pytest.mark.slow
 

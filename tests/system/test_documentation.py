@@ -18,8 +18,8 @@ import pytest
 from hawkvision.models.sample_images import photographs
 from hawkvision.system.child_server import running
 from tests.system import pages
+from tests.system.conftest import Up
 from tests.system.pages import Block
-from tests.system.up import Up
 
 SERVERS = ("hawkvision up", "hawkvision edge up", "hawkvision dc up")
 REFERENCE = "".join(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.up import COMMAND, Up, up
+from tests.system.conftest import COMMAND, Up, up
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow

@@ -40,7 +40,7 @@ GUARANTEE = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.LABE
 LENGTH = struct.Struct("<I")
 
 
-def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[Any, list[Answer]]:
+def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[TaskKind[Any], list[Answer]]:
     kind, drawn = KINDS[name]
     n = data.draw(st.integers(1, most))
     outputs = kind.outputs(data.draw(drawn(n, len(LABELS))), 1.0)
