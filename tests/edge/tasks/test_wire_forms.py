@@ -62,13 +62,14 @@ def unpacked(datatype: str, raw: bytes) -> Sequence[Any]:
 @given(data=st.data())
 def test_binary_and_json_tensors_say_what_the_predictions_say(name: str, data: st.DataObject) -> None:
     kind, answers = answers_of(data, name)
-    names = list(outputs_of(type(kind)))
+    of_kind: type[TaskKind[Any]] = type(kind)
+    names = list(outputs_of(of_kind))
     binary = [data.draw(st.booleans()) for _ in names]
     head = {
         "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="]}],
         "outputs": [{"name": n, "parameters": {"binary_data": b}} for n, b in zip(names, binary, strict=True)],
     }
-    body, size = encode_answers(parse_infer("task", type(kind), json.dumps(head).encode(), None), kind, answers)
+    body, size = encode_answers(parse_infer("task", of_kind, json.dumps(head).encode(), None), kind, answers)
     assert (size is None) == (not any(binary))
     said, rest = json.loads(body[:size]), body[len(body) if size is None else size :]
     tensors = kind.tensors([each.prediction for each in answers])
