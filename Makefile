@@ -9,8 +9,9 @@ MODELS_VENV := .venv-models
 OLDEST_VENV := .venv-oldest
 TOOLS_VENV := .venv-tools
 
-# Processes that run the tests.
-WORKERS ?= 2
+# Processes that run the tests. Three keep two cores busy: most tests wait for processes and sockets half of the time.
+# Two of them begin with the folders that start Ray.
+WORKERS ?= 3
 
 .PHONY: demo test test-fast test-thorough test-models test-oldest bench lint hooks lock sbom image clean
 
@@ -18,7 +19,6 @@ demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
 
 # Builds the models first, because system tests run them; this takes seconds if they are already built.
-# Two workers share two cores well, because most tests wait for processes and sockets.
 # The run fails if a test is skipped for a reason that is not in the list.
 NOT_IN_THE_CASCADE := squeezenet1_1
 TEST = $(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import signal
@@ -24,7 +25,12 @@ Other tests are distributed by file, so that all workers are busy until the end.
 SHARED: Final = ("both", "noop_tier")
 """Fixtures of `system` that several files use. The tests of each run in a row, so that no tier stands idle."""
 
-LONG: Final = ("test_tidy.py", "edge/serving/test_image.py")
+LONG: Final = (
+    "test_tidy.py",
+    "edge/serving/test_image.py",
+    "loadgen/commands/test_run.py",
+    "loadgen/commands/test_find_capacity_command.py",
+)
 """Files that take a minute, mypy without its cache among them. They begin early, so that no worker ends with one."""
 
 # No test may depend on how busy the machine is; a hanging one is ended by pytest-timeout. A change is judged by the
@@ -34,6 +40,12 @@ settings.register_profile(
     "hawkvision", deadline=None, max_examples=EXAMPLES, derandomize=DERANDOMIZE, suppress_health_check=IMPATIENT
 )
 settings.load_profile("hawkvision")
+
+# NumPy's threads wait busily for one another, which on cores that others use too makes small products five times as
+# expensive. It reads this when it is imported; the processes that tests start decide for themselves.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+importlib.import_module("numpy")
+del os.environ["OPENBLAS_NUM_THREADS"]
 
 # A shell lets background jobs ignore Ctrl-C, and their children inherit that; tests send Ctrl-C to their processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from hawkvision.cli import certification, classify, keys, servers, tools
-from hawkvision.cli.models import building, own
+from hawkvision.cli.models import adding, building, own
 from hawkvision.cli.options import PASS_ON, renamed_option
 from hawkvision.core import logs
 from hawkvision.core.errors import HawkVisionError
@@ -97,7 +97,7 @@ app.command(rich_help_panel=ASK)(classify.classify)
 app.command(rich_help_panel=ASK)(classify.detect)
 app.command(rich_help_panel=ASK)(classify.infer)
 app.command("load", context_settings=PASS_ON, rich_help_panel=ASK)(tools.load_test)
-building.models_app.command("add")(own.models_add)
+building.models_app.command("add")(adding.models_add)
 building.models_app.command("check")(own.models_check)
 building.models_app.command("quantize")(own.models_quantize)
 app.add_typer(building.models_app, name="models", rich_help_panel=MODELS)

@@ -17,6 +17,7 @@ OPTIONS_OF: Final = {
     "models build": ("models_dir", "cache_dir"),
     "models check": ("models_dir", "cache_dir"),
     "models equivalence": ("profile", "models_dir", "cache_dir"),
+    "up": ("models_dir", "cache_dir"),
 }
 """The options that each command takes."""
 

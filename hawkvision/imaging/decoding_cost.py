@@ -6,6 +6,7 @@
     PNG, WebP                  the decoder's raster and a copy of it, of the whole image: 3 bytes a pixel each,
                                4 with alpha, 8 with alpha of 16 bits; lossless WebP 4 for its own
       animated                 and the decoder's canvas
+    scaled whole               and Pillow's copies, for the interpolations of libraries
     others (`formats`)         24 bytes per pixel: Pillow's raster of 4, its source, conversions and copies
     all                        several copies of the body, if it is taken apart and rebuilt
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,6 +31,7 @@ from hawkvision.core.errors import TooLarge
 from hawkvision.imaging.image_formats import Encoded, ImageFormat
 from hawkvision.imaging.image_header import ImageHeader, probe
 from hawkvision.imaging.jpeg_decoding import MAX_MENDED_BYTES
+from hawkvision.imaging.placement import whole_scaled
 from hawkvision.imaging.preprocessing import decode, least_side, scale_of
 from hawkvision.models.manifest import InputSpec
 
@@ -141,8 +143,10 @@ class DecodingScales:
             max_pixels: the largest image; see `check_pixels`.
             max_pixels_whole: the largest image that cannot be decoded at a smaller size.
         """
+        inputs = tuple(inputs)
         self._sides = sorted({least_side(each) for each in inputs})
-        self._scales_once = len(self._sides) == 1
+        self._whole = tuple({each: None for each in inputs if each.exact})
+        self._scales_once = len(self._sides) == 1 and not self._whole
         self._rates = rates
         self._max_pixels = max_pixels
         self._max_pixels_whole = max_pixels_whole
@@ -163,7 +167,9 @@ class DecodingScales:
             and self._scales_once
         ):
             return SMALL
-        return cost_of(body, header, self._sides, self._rates)
+        found = cost_of(body, header, self._sides, self._rates)
+        beside = max((_bytes_scaling(header, each) for each in self._whole), default=0)
+        return replace(found, bytes=found.bytes + beside) if beside else found
 
 
 def check_pixels(header: ImageHeader, max_pixels: int, max_pixels_whole: int) -> None:
@@ -207,6 +213,13 @@ def cost_of(body: Encoded, header: ImageHeader, min_sides: Iterable[int], rates:
     seconds = rates.seconds(kind, work)
     size += BASE_BYTES + ROW_BYTES * header.width + BODIES * len(body)
     return DecodingCost(size, seconds if seconds >= HEAVY_S else 0.0, kind, work)
+
+
+def _bytes_scaling(header: ImageHeader, spec: InputSpec) -> int:
+    """Bytes for scaling a whole raster: Pillow's copies of it and what is made of it, four bytes per pixel each."""
+    made = whole_scaled(header.height, header.width, spec)
+    pixels = spec.height * spec.width if made is None else made.height * made.width
+    return 4 * 3 * (pixels + (header.pixels if spec.needs_pillow else 0))
 
 
 def _beside(raster: int, header: ImageHeader) -> int:

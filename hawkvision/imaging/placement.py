@@ -27,6 +27,12 @@ At twice the input, predictions agree better with those of full decoding than at
 `docs/benchmarks/decoding.md`.
 """
 
+WHOLE: Final = 1 << 30
+"""As least side: decode at full size."""
+
+MOST_SCALED: Final = 1 << 21
+"""Pixels of a raster that is scaled as a whole before it is cropped: 32:1 for the usual side of 256."""
+
 _REACHES_LEFT: Final = {2, 3, 6, 7}
 """EXIF orientations by which what is right or at the bottom of the stored image comes to the left side."""
 _REACHES_UP: Final = {3, 4, 7, 8}
@@ -39,6 +45,15 @@ class Rectangle(NamedTuple):
     left: int
     height: int
     width: int
+
+
+class _Shown(NamedTuple):
+    """A part of a raster, in pixels."""
+
+    top: float
+    left: float
+    height: float
+    width: float
 
 
 class Fitting(NamedTuple):
@@ -85,7 +100,7 @@ def placement(header: ImageHeader, spec: InputSpec) -> Placement:
     left = 1.0 - right if header.orientation in _REACHES_LEFT else 0.0
     top = 1.0 - bottom if header.orientation in _REACHES_UP else 0.0
     x, y = right / width, bottom / height  # of a pixel of the raster
-    source, target = fitting(height, width, spec)
+    source, target = _shown(height, width, spec)
     across, down = x * source.width / target.width, y * source.height / target.height  # of a pixel of the input
     start = left + x * source.left - across * target.left, top + y * source.top - down * target.top
     return Placement(*start, start[0] + across * spec.width, start[1] + down * spec.height)
@@ -107,6 +122,41 @@ def fitting(height: int, width: int, spec: InputSpec) -> Fitting:
             return Fitting(Rectangle(0, 0, height, width), _letterboxed(height, width, spec))
 
 
+def whole_scaled(height: int, width: int, spec: InputSpec) -> Rectangle | None:
+    """For an exact interpolation with `crop`: the size of the scaled raster, and where the input begins in it.
+
+    As torchvision's `Resize` of the shorter side and `CenterCrop` do. None for other inputs, and for a raster so long
+    that scaled it would have more than `MOST_SCALED` pixels: it is cropped first, by `fitting`.
+    """
+    if spec.fit != "crop" or not spec.exact:
+        return None
+    shorter = round(min(spec.height, spec.width) / spec.crop_fraction)
+    rows, columns = _sides(height, width, shorter)
+    if rows < spec.height or columns < spec.width:
+        enlarged = max(spec.height / rows, spec.width / columns)
+        rows, columns = max(spec.height, round(rows * enlarged)), max(spec.width, round(columns * enlarged))
+    if rows * columns > MOST_SCALED:
+        return None
+    return Rectangle(round((rows - spec.height) / 2), round((columns - spec.width) / 2), rows, columns)
+
+
+def _sides(height: int, width: int, shorter: int) -> tuple[int, int]:
+    """Height and width with the shorter one scaled to so many pixels, and the longer one rounded down."""
+    if height <= width:
+        return shorter, int(shorter * width / height)
+    return int(shorter * height / width), shorter
+
+
+def _shown(height: int, width: int, spec: InputSpec) -> tuple[_Shown, Rectangle]:
+    """The part of a raster that an input shows, to fractions of a pixel, and the part of the input that shows it."""
+    source, target = fitting(height, width, spec)
+    whole = whole_scaled(height, width, spec)
+    if whole is None:
+        return _Shown(*source), target
+    down, across = height / whole.height, width / whole.width
+    return _Shown(whole.top * down, whole.left * across, spec.height * down, spec.width * across), target
+
+
 def crop_scale(height: int, width: int, spec: InputSpec) -> float:
     """Pixels of a raster per pixel of an input that shows a centred part of it."""
     return min(height / spec.height, width / spec.width) * spec.crop_fraction
@@ -125,6 +175,8 @@ def _letterboxed(height: int, width: int, spec: InputSpec) -> Rectangle:
 
 def least_side(spec: InputSpec) -> int:
     """The least pixels of the shorter side with which a model loses nothing."""
+    if spec.exact:
+        return WHOLE
     return math.ceil(OVERSAMPLING * max(spec.height, spec.width) / spec.crop_fraction)
 
 

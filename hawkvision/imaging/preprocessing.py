@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import BadImage, TooLarge, UnsupportedMedia
 from hawkvision.core.types import Pixels
-from hawkvision.imaging import bicubic, pillow_formats
+from hawkvision.imaging import pillow_formats
 from hawkvision.imaging.image_formats import Encoded, ImageFormat, other_format
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.image_header import probe as probe_native
 from hawkvision.imaging.jpeg_decoding import decode_jpeg
 from hawkvision.imaging.jpeg_repair import scans
 from hawkvision.imaging.placement import OVERSAMPLING as OVERSAMPLING
-from hawkvision.imaging.placement import crop_scale, fitting, least_side, scale_of
+from hawkvision.imaging.placement import Rectangle, crop_scale, fitting, least_side, scale_of, whole_scaled
 from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
+from hawkvision.imaging.scaling import scaled
 from hawkvision.models.input_spec import InputSpec, Interpolation
 
 __all__ = [
@@ -63,8 +64,6 @@ STRIP_PIXELS = 1 << 16
 
 STRONG = 2.0
 """Shrinking by more than this factor averages areas."""
-
-_INTERPOLATION = {"bilinear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
 
 
 def probe(body: Encoded) -> ImageHeader:
@@ -162,16 +161,34 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
     """Place an image into an input, (spec.height, spec.width, 3), as `InputSpec` describes.
 
     A crop is centred, has the input's aspect and is `crop_fraction` of the largest such rectangle; for a square input,
-    of the centred square. Shrinking by more than two averages areas, whatever the variant's interpolation, because
+    of the centred square. An interpolation of a library scales the whole image as that library does, and then crops.
+    Otherwise shrinking by more than two averages areas, whatever the variant's interpolation, because
     bilinear and bicubic sampling use only two and four pixels and would alias.
     """
     height, width = pixels.shape[:2]
+    if spec.exact:
+        return _exactly(pixels, spec)
     source, target = fitting(height, width, spec)
     if spec.fit == "crop":
         crop = pixels[source.top : source.top + source.height, source.left : source.left + source.width]
         strongly = crop_scale(height, width, spec) > STRONG
-        return _scaled(crop, target.height, target.width, "area" if strongly else spec.interpolation)
-    fitted = _shrunk(pixels, target.height, target.width, spec.interpolation)
+        return scaled(crop, target.height, target.width, "area" if strongly else spec.interpolation)
+    return _padded(_shrunk(pixels, target.height, target.width, spec.interpolation), target, spec)
+
+
+def _exactly(pixels: Pixels, spec: InputSpec) -> Pixels:
+    """The whole image scaled in one step, then cropped or padded, as libraries do."""
+    height, width = pixels.shape[:2]
+    whole = whole_scaled(height, width, spec)
+    if whole is not None:
+        made = scaled(pixels, whole.height, whole.width, spec.interpolation)
+        return np.ascontiguousarray(made[whole.top : whole.top + spec.height, whole.left : whole.left + spec.width])
+    source, target = fitting(height, width, spec)
+    part = pixels[source.top : source.top + source.height, source.left : source.left + source.width]
+    return _padded(scaled(part, target.height, target.width, spec.interpolation), target, spec)
+
+
+def _padded(fitted: Pixels, target: Rectangle, spec: InputSpec) -> Pixels:
     if fitted.shape[:2] == (spec.height, spec.width):
         return fitted
     padded = np.full((spec.height, spec.width, 3), spec.pad_value, np.uint8)
@@ -183,17 +200,8 @@ def _shrunk(pixels: Pixels, height: int, width: int, interpolation: Interpolatio
     """Scaled by different factors. If one side is to be averaged and the other enlarged, that happens in two steps."""
     rows, columns = pixels.shape[:2]
     if max(rows / height, columns / width) > STRONG:
-        pixels = _scaled(pixels, min(rows, height), min(columns, width), "area")
-    return _scaled(pixels, height, width, interpolation)
-
-
-def _scaled(pixels: Pixels, height: int, width: int, interpolation: Interpolation) -> Pixels:
-    if pixels.shape[:2] == (height, width):
-        return np.ascontiguousarray(pixels)
-    if interpolation == "bicubic":
-        return bicubic.scaled(pixels, width, height)
-    scaled: Pixels = cv2.resize(pixels, (width, height), interpolation=_INTERPOLATION[interpolation])
-    return scaled
+        pixels = scaled(pixels, min(rows, height), min(columns, width), "area")
+    return scaled(pixels, height, width, interpolation)
 
 
 def _decode_jpeg(data: bytes, header: ImageHeader, max_pixels: int, min_side: int) -> Pixels:

@@ -5,6 +5,7 @@ Servers import this module, so it must not import onnx.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from hawkvision.core.advice import advise
@@ -48,8 +49,14 @@ def load_variant(cache: Path, task: str, variant: Variant) -> bytes:
     """The artefact of a variant, verified against its manifest entry.
 
     Raises:
-        ArtifactError: as `load_verified`, and if the manifest pins no SHA-256.
+        ArtifactError: as `load_verified`, if the manifest pins no SHA-256, and if Pillow is to scale its images and is
+            not installed.
     """
+    if variant.input.needs_pillow and importlib.util.find_spec("PIL") is None:
+        raise ArtifactError(
+            f"task {task!r}: images of variant {variant.name!r} are scaled by Pillow, which is not installed: "
+            "pip install 'hawkvision[formats]'"
+        )
     if variant.sha256 is None:
         raise ArtifactError(f"task {task!r}: variant {variant.name!r} has no sha256 in its manifest to verify against")
     return load_verified(artifact_path(cache, task, variant.name), variant.sha256)

@@ -10,13 +10,16 @@ COCO annotation file, or YOLO folders. Without labels there is only the flat dir
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.image_sets.box_images import holds_boxes, read_coco, read_yolo
+from hawkvision.models.image_sets.box_images import holds_boxes, other_form, read_coco, read_yolo
+from hawkvision.models.image_sets.folder_classes import class_numbers, expected_classes
 from hawkvision.models.image_sets.idx_reader import holds_idx_files, read_idx_parts
 from hawkvision.models.image_sets.labelled_images import (
     SUFFIXES as SUFFIXES,
@@ -36,6 +39,13 @@ from hawkvision.models.image_sets.labelled_images import (
     read_files,
 )
 from hawkvision.models.image_sets.npz_images import read_npz
+
+FORMS: Final = (
+    "an npz file or a directory of class directories, or of idx files; for boxes also a COCO annotation file (.json), "
+    "or a directory with YOLO's `images` and `labels`"
+)
+OTHER_FORMS: Final = (".xml", ".csv", ".jsonl", ".txt", ".yaml", ".yml", ".zip", ".tar", ".gz", ".parquet")
+"""Suffixes of annotations and archives that are not read."""
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -97,12 +107,10 @@ def read_annotated(
         return _read_folder(path, labels, names or {})
     if path.suffix == ".json" and path.is_file():
         return read_coco(path, known, clean_ids)
-    if path.is_file():
+    if path.is_file() and path.suffix not in OTHER_FORMS:
         return read_npz(path, known, len(labels))
-    raise ConfigError(
-        f"{path}: expected an npz file or a directory of class directories, or of idx files; for boxes also a COCO "
-        "annotation file (.json), or a directory with YOLO's `images` and `labels`"
-    )
+    found = "this is another form" if path.exists() else "there is no such file or directory"
+    raise ConfigError(f"{path}: {found}; expected {FORMS}")
 
 
 def read_unlabelled(root: Path) -> UnlabelledImages:
@@ -114,12 +122,13 @@ def read_unlabelled(root: Path) -> UnlabelledImages:
     if not root.is_dir():
         raise ConfigError(f"{root}: expected a folder of images")
     digest = hashlib.sha256()
-    bodies = read_files(root, images_in(root))
+    files = images_in(root)
+    bodies = read_files(root, files)
     for body in bodies:
         digest.update(f"{len(body)}:".encode() + body)
     if not bodies:
         raise ConfigError(f"{root}: no images (expected files ending in {', '.join(SUFFIXES)})")
-    return UnlabelledImages(root.name, digest.hexdigest(), bodies)
+    return UnlabelledImages(root.name, digest.hexdigest(), bodies, tuple(map(str, files)))
 
 
 def _read_idx(root: Path, classes: int) -> LabelledImages:
@@ -141,21 +150,24 @@ def _read_idx(root: Path, classes: int) -> LabelledImages:
 
 
 def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) -> LabelledImages:
-    numbers = {label: index for index, label in enumerate(labels)} | {str(i): i for i in range(len(labels))}
-    numbers |= names
+    known = class_numbers(labels)
+    numbers = known | dict(names)
     paths: list[Path] = []
     found: list[int] = []
-    for folder in sorted(p for p in root.iterdir() if p.is_dir()):
-        if folder.name not in numbers:
+    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        index = numbers.get(folder.name, numbers.get(unicodedata.normalize("NFC", folder.name)))
+        if index is None:
+            _refuse_other_form(root)
             raise ConfigError(
-                f"{folder}: the directory is named after no class; expected a label such as {labels[0]!r} "
-                f"or an index from 0 to {len(labels) - 1}{_or_one_of(names)}"
+                f"{folder}: the directory is named after no class; expected {expected_classes(known)}"
+                f"{_or_one_of(names)}; --class-map names other directories"
             )
         images = images_in(folder)
         paths += images
-        found += [numbers[folder.name]] * len(images)
+        found += [index] * len(images)
     bodies = read_files(root, paths)
     if not bodies:
+        _refuse_other_form(root)
         raise ConfigError(f"{root}: no images in class directories (expected files ending in {', '.join(SUFFIXES)})")
     digest = hashlib.sha256()
     for label, body in zip(found, bodies, strict=True):
@@ -168,7 +180,15 @@ def _read_folder(root: Path, labels: Sequence[str], names: Mapping[str, int]) ->
         np.full(len(bodies), root.name),
         np.zeros(len(bodies), np.bool_),
         trained=np.ones(len(bodies), np.bool_) if is_training_split(root.resolve().name) else None,
+        files=tuple(map(str, paths)),
     )
+
+
+def _refuse_other_form(root: Path) -> None:
+    """Raises: ConfigError if a directory without class directories holds something else that is known."""
+    other = other_form(root)
+    if other is not None:
+        raise ConfigError(f"{root}: {other}")
 
 
 def _or_one_of(names: Mapping[str, int]) -> str:

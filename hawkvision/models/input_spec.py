@@ -9,7 +9,17 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-Interpolation: TypeAlias = Literal["bilinear", "bicubic", "area"]
+Interpolation: TypeAlias = Literal[
+    "bilinear",
+    "bicubic",
+    "area",
+    "opencv_bilinear",
+    "opencv_bicubic",
+    "opencv_area",
+    "pillow_bilinear",
+    "pillow_bicubic",
+]
+"""How images are scaled (`hawkvision.imaging.scaling`). Those of a library scale the whole image as it does."""
 Fit: TypeAlias = Literal["crop", "stretch", "letterbox"]
 Weights: TypeAlias = tuple[float | tuple[float, ...], ...]
 """Of the members of an ensemble: one number each, or one per label each."""
@@ -40,6 +50,16 @@ class InputSpec(ManifestStruct, frozen=True):
     """All three channels of the pixels beside a letterboxed image."""
     pad_position: Literal["centre", "top_left"] = "centre"
     """Where a letterboxed image lies."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether images are scaled as a library does, from the whole decoded image."""
+        return "_" in self.interpolation
+
+    @property
+    def needs_pillow(self) -> bool:
+        """Whether Pillow scales the images."""
+        return self.interpolation.startswith("pillow_")
 
     def contradiction(self) -> str | None:
         """Two fields that exclude each other, as a sentence for the user; None if there are none."""

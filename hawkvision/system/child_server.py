@@ -26,6 +26,7 @@ STOP_NOW_S: Final = 5.0
 KEPT_LINES: Final = 200
 """Lines of output that are kept to explain a failure."""
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _LIBC: Final = ctypes.CDLL(None)
 
 
@@ -182,3 +183,9 @@ def stop_with_parent(sent: signal.Signals = signal.SIGTERM) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), sent)
+
+
+def adopt_orphans() -> None:
+    """Make descendants whose parent dies children of this process, so that it finds them (Linux only)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

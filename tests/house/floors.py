@@ -53,6 +53,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.model_zoo.predictions",),
     ("hawkvision.model_zoo.calibration",),
     ("hawkvision.model_zoo.training", "hawkvision.model_zoo.reports"),
+    ("hawkvision.model_zoo.own.graphs",),
     ("hawkvision.model_zoo.own",),
     ("hawkvision.model_zoo.own.quantisation",),
     ("hawkvision.model_zoo",),

@@ -19,6 +19,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from hawkvision.client.blocking import Client
 from hawkvision.core.types import Pixels
@@ -52,8 +53,14 @@ def commands(heading: str) -> list[list[str]]:
 
 
 def stretched(pixels: Pixels) -> Pixels:
-    """As the owner fits images to the network."""
+    """As Keras fits images to the network."""
     return np.stack([cv2.resize(each, (SIDE, SIDE), interpolation=cv2.INTER_LINEAR) for each in pixels])
+
+
+def stretched_by_pillow(pixels: Pixels) -> Pixels:
+    """As torchvision fits images to the network."""
+    resized = (Image.fromarray(each).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for each in pixels)
+    return np.stack([np.asarray(each) for each in resized])
 
 
 @dataclass(frozen=True)
@@ -119,8 +126,9 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Owner:
     images, labels = shape_images(1000, 0, HEIGHT, WIDTH)
     inputs = stretched(images)
     small, large = SmallCnn((4, 8), len(LABELS)), SmallCnn((8, 16), len(LABELS))
-    small.train(as_torch_takes(inputs), labels, 4)
-    large.train(as_torch_takes(inputs), labels, 5)
+    taken = as_torch_takes(stretched_by_pillow(images))
+    small.train(taken, labels, 4)
+    large.train(taken, labels, 5)
     save_torch_style(small, found.folder / "pets.onnx", SIDE)
     save_torch_style(large, found.folder / "pets_large.onnx", SIDE)
     keras = SmallCnn((4, 8), len(LABELS), seed=1)
@@ -139,7 +147,7 @@ def prepared(owner: Owner) -> Owner:
     """All commands of the page have run but those that serve."""
     shown, _ = shape_images(25, 2, HEIGHT, WIDTH)
     first, second = commands("PyTorch")
-    owner.predict("pets.onnx", shown, as_torch_takes(stretched(shown)))
+    owner.predict("pets.onnx", shown, as_torch_takes(stretched_by_pillow(shown)))
     assert "worst difference 0.0" in owner.run(first)
     assert "edge pets; datacenter pets_large" in owner.run(second)
     owner.predict("flowers.onnx", shown, as_keras_takes(stretched(shown)))
@@ -217,7 +225,7 @@ def test_an_own_network_takes_the_whole_fpga_way(prepared: Owner) -> None:
     assert words[:3] == ["hawkvision", "edge", "up"]
     images, _ = shape_images(3, 4, HEIGHT, WIDTH)
     graph = graph_of(Path(prepared.environment["XDG_CACHE_HOME"]) / "hawkvision" / "models" / "pets" / "pets_w8.onnx")
-    sums = reference.logits(graph, reference.planes(graph, stretched(images)))
+    sums = reference.logits(graph, reference.planes(graph, stretched_by_pillow(images)))
     there = ("env", "--chdir", str(prepared.folder))
     with (
         running(

@@ -146,18 +146,26 @@ def betting_p(values: Numbers, mean: float, delta: float, largest_stake: float =
     Raises:
         ValueError: if there are no values, or one lies outside of [0, 1].
     """
-    n, x = len(values), values.astype(np.float64)
-    if n == 0 or not (x.min() >= 0.0 and x.max() <= 1.0):
+    x = values.astype(np.float64)
+    if len(x) == 0 or not (x.min() >= 0.0 and x.max() <= 1.0):
         raise ValueError("expected at least one loss, none of them out of range")
+    return float(min(1.0, math.exp(-log_wealth(x, mean, delta, largest_stake))))
+
+
+def log_wealth(
+    x: Floats, mean: float | Floats, delta: float, largest_stake: float = LARGEST_STAKE_ON_FRACTIONS
+) -> Floats:
+    """The logarithm of the largest wealth in `betting_p`, of each of several samples (..., n); `mean` (..., 1)."""
+    n = x.shape[-1]
     counts = np.arange(1, n + 1)
-    means = (0.5 + np.cumsum(x)) / (counts + 1)
-    variance = (0.25 + np.cumsum((x - means) ** 2)) / (counts + 1)
-    past_variance = np.concatenate([[0.25], variance[:-1]])
+    means = (0.5 + np.cumsum(x, axis=-1)) / (counts + 1)
+    variance = (0.25 + np.cumsum((x - means) ** 2, axis=-1)) / (counts + 1)
+    past_variance = np.concatenate([np.full((*x.shape[:-1], 1), 0.25), variance[..., :-1]], axis=-1)
     # One image loses at most stake · (1 − mean), which is 0 for a mean of 1.
-    ceiling = largest_stake / max(1.0 - mean, 1e-12)
+    ceiling = largest_stake / np.maximum(1.0 - mean, 1e-12)
     stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
-    wealth = np.cumsum(np.log1p(stake * (mean - x)))
-    return float(min(1.0, math.exp(-wealth.max())))
+    wealth: Floats = np.cumsum(np.log1p(stake * (mean - x)), axis=-1).max(axis=-1)
+    return wealth
 
 
 def paired_betting_p(

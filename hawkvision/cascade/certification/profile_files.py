@@ -39,10 +39,13 @@ def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profi
     """A task's profile: `own`, or the one beside its manifest.
 
     Raises:
-        ManifestError: as `load_profile`.
+        ManifestError: as `load_profile`, or if it is another task's.
     """
     if own is not None:
-        return load_profile(own)
+        profile = load_profile(own)
+        if profile.task != manifest.task:
+            raise ManifestError(f"{own}: this is the profile of task {profile.task!r}, not of {manifest.task!r}")
+        return profile
     return load_profile(models / manifest.task / "profile.json", manifest.profile_sha256)
 
 

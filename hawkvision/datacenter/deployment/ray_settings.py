@@ -16,6 +16,8 @@ TUNING: Final = {
     "RAY_SERVE_LOG_TO_STDERR": "0",
     # Ray starts its workers with a niceness of 15; these serve callers, and must not wait for other programs.
     "RAY_worker_niceness": "0",
+    # gRPC takes `http_proxy` for calls to any address, loopback too; those of Ray's processes pass no proxy.
+    "no_grpc_proxy": "0.0.0.0/0,::/0",
     **SILENCED,
 }
 CONNECTION_RETRIES: Final = {"RAY_NUM_REDIS_GET_RETRIES": "5"}

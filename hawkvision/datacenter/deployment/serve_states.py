@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from ray import serve
-from ray.serve.schema import DeploymentStatusOverview
+from ray.serve.schema import ApplicationStatusOverview, DeploymentStatusOverview
 
 _SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 """States of replicas, as Serve's controller names them."""
@@ -44,9 +44,11 @@ class ServeStates:
 def _deployments() -> Mapping[str, DeploymentStatusOverview] | None:
     """The deployments of this process's application, by name; None if Serve does not say. Blocks."""
     try:
-        return serve.status().applications[serve.get_replica_context().app_name].deployments
+        application: ApplicationStatusOverview = serve.status().applications[serve.get_replica_context().app_name]
     except Exception:  # noqa: BLE001 - whatever Ray raises while its controller restarts
         return None
+    deployments: Mapping[str, DeploymentStatusOverview] = application.deployments
+    return deployments
 
 
 def cause_of(message: str) -> str:

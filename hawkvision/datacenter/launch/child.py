@@ -1,6 +1,11 @@
 """The tier process: `python -m hawkvision.datacenter.launch.child FD`, which only the launcher starts.
 
-It enters a private network while it has a single thread, starts Ray and deploys the application.
+    launcher ──► keeper ──► tier process: enters a private network while it has a single thread, starts Ray, and deploys
+                            the application
+
+The keeper is this process before the fork. It does nothing but wait, so that it can always end the tier with the
+launcher: the tier process may hang in a call of Ray that keeps Python's signal handlers from running, and some of Ray's
+processes would outlive their parents by a minute.
 """
 
 from __future__ import annotations
@@ -19,18 +24,69 @@ import msgspec
 from hawkvision.datacenter.launch.messages import SETTINGS_BYTES, TierSettings
 from hawkvision.datacenter.launch.open_ports import family
 from hawkvision.datacenter.launch.private_network import enter_private_network
+from hawkvision.system.child_server import adopt_orphans, stop_with_parent
 
 LAUNCHER_DIED: Final = signal.SIGUSR1
-"""The kernel's signal at the launcher's death (prctl(2), PR_SET_PDEATHSIG)."""
+"""The kernel's signal to the keeper at the launcher's death (prctl(2), PR_SET_PDEATHSIG)."""
+_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(number: int) -> int:
     """Run until a signal. The exit status is 0 after a clean stop, 1 after a printed error."""
-    stopping = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: stopping.set())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    keeper = os.getpid()
+    tier = os.fork()
+    if tier != 0:
+        os.close(number)  # its end tells the launcher that the tier process ends
+        return _keep(tier)
+    stop_with_parent(signal.SIGKILL)
+    if os.getppid() != keeper:  # it died before the call
+        return 1
+    return _run_tier(number)
+
+
+def _keep(tier: int) -> int:
+    """Wait for the tier process, and end what it leaves; the exit status is that of the tier process."""
+
+    def pass_on(sent: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(tier, sent)
+
+    adopt_orphans()
     signal.signal(LAUNCHER_DIED, _end_all)
+    for each in _STOPS:
+        signal.signal(each, pass_on)
+    ended, status = os.waitpid(-1, 0)
+    while ended != tier:
+        ended, status = os.waitpid(-1, 0)
+    _kill_descendants()
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # the launcher reports the signal
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to be removed
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _end_all(*_: object) -> None:
+    _kill_descendants()
+    os._exit(1)
+
+
+def _kill_descendants() -> None:
+    """Kill all descendants, and those that they start meanwhile."""
+    while len(left := family(os.getpid())) > 1:
+        for pid in left[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _run_tier(number: int) -> int:
+    stopping = threading.Event()
+    for each in _STOPS:
+        signal.signal(each, lambda *_: stopping.set())
     with socket.socket(fileno=number) as launcher:
         received = msgspec.json.decode(launcher.recv(SETTINGS_BYTES), type=TierSettings)
         if received.private_network:
@@ -50,14 +106,6 @@ def main(number: int) -> int:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
             return 1
     return 0
-
-
-def _end_all(*_: object) -> None:
-    """Kill all descendants and exit at once; some of Ray's would linger for a minute."""
-    for pid in family(os.getpid())[1:]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import math
 import os
@@ -30,7 +29,6 @@ _OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024
 _LOOPBACK: Final = "127.0.0.1"
 _VITAL: Final = ("gcs_server", "raylet")
 _STOP_S: Final = 5.0
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def set_environment() -> None:
@@ -133,12 +131,6 @@ class RayWatcher:
         log.error("Ray's %s (process %d) died: all of Ray is started again", name, pid)
         self.stop()
         self.lost.set()
-
-
-def adopt_orphans() -> None:
-    """Make descendants whose parent dies children of this process, so that `stop_ray` finds them (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def stop_ray(*, ask: bool) -> None:

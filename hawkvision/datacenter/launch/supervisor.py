@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import logging
 import os
@@ -42,7 +41,7 @@ from hawkvision.datacenter.launch.private_network import why_not_private
 from hawkvision.datacenter.launch.restarts import MAX_RESTARTS, WITHIN_S, Restarts
 from hawkvision.datacenter.launch.sockets import PublicSockets, open_sockets
 from hawkvision.datacenter.launch.standby_listener import StandbyListener
-from hawkvision.system.child_server import stop_with_parent
+from hawkvision.system.child_server import adopt_orphans, stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -52,7 +51,6 @@ STOP_S: Final = 50.0
 """The time for a tier process to stop before it is killed; it stops Ray in 5 s, or when a step of its start ends."""
 _END_S: Final = 10.0
 """The wait for killed processes; one that hangs in a device's driver is left behind."""
-_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
@@ -73,7 +71,7 @@ def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
     _check_options(config)
     config = _with_ray_network(config)
     with contextlib.closing(open_sockets(config)) as sockets, private_folder() as folder:
-        _adopt_orphans()
+        adopt_orphans()
         return asyncio.run(_Launcher(config, sockets, folder).run(stopping))
 
 
@@ -315,11 +313,6 @@ def _cause(status: int) -> str:
     if status == RAY_DIED:
         return "a death in Ray"
     return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
-
-
-def _adopt_orphans() -> None:
-    """Make descendants whose parent dies children of this process, so that none is left behind (Linux)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 async def _end_all_children() -> None:

@@ -21,6 +21,7 @@ from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, REA
 from hawkvision.datacenter.servers.http_server import make_http_server
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, check_models, load_catalogs
 from hawkvision.servers.tls_from_settings import server_certificates
+from hawkvision.system.child_server import adopt_orphans
 from hawkvision.system.log_relay import relaying
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ log = logging.getLogger("hawkvision.datacenter")
 ResultT = TypeVar("ResultT")
 
 _POLL_S: Final = 0.1
+_SLOW_S: Final = 60.0
+"""After so long, and again after as long, a start that is not over is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
     make_http_server(config, catalogs)
     server_certificates(config, "dc")
     local_ray.set_environment()
-    local_ray.adopt_orphans()
+    adopt_orphans()  # `local_ray.stop_ray` ends them
     asyncio.run(_TierProcess(launch, catalogs).run(stopping))
 
 
@@ -79,6 +82,7 @@ class _TierProcess:
         self._folder = launch.folder
         self._ingress_socket = launch.ingress_socket
         self._launcher = launch.launcher
+        self._waits_for = "the application is built"
 
     async def run(self, stopping: threading.Event) -> None:
         """Run until a signal; raises what a failed start raises."""
@@ -91,9 +95,11 @@ class _TierProcess:
         # processes, because the kernel kills them with the thread that started them.
         with relaying(self._folder), ThreadPoolExecutor(1, "ray") as ray_thread:
             opening = asyncio.create_task(self._open(ray_thread, watcher))
+            reporting = asyncio.create_task(self._report_slow_start())
             lost = asyncio.create_task(watcher.lost.wait())
             try:
                 await asyncio.wait((opening, lost), return_when=asyncio.FIRST_COMPLETED)
+                reporting.cancel()
                 if opening.done() and await opening:
                     self._report(READY)
                     stopped = asyncio.create_task(self._stop.wait())
@@ -116,13 +122,14 @@ class _TierProcess:
             BackendError: if no task can be served.
         """
 
-        async def step(work: Callable[[], ResultT]) -> ResultT:
+        async def step(work: Callable[[], ResultT], waits_for: str) -> ResultT:
+            self._waits_for = waits_for
             return await asyncio.get_running_loop().run_in_executor(ray_thread, work)
 
         if self._stop.is_set():
             return False
-        app = await step(self._application)
-        await step(lambda: local_ray.start_ray(app, self._folder))
+        app = await step(self._application, self._waits_for)
+        await step(lambda: local_ray.start_ray(app, self._folder), "Ray starts")
         # Ray has installed its own handlers meanwhile: they print the stack, and abort after three seconds.
         self._stop_on_signal()
         watcher.start()
@@ -131,14 +138,26 @@ class _TierProcess:
         # Imports Ray, once its variables are set.
         from hawkvision.datacenter.ingress.deploying import Progress, missing, task_states
 
-        await step(lambda: local_ray.deploy(app, self._config))
+        await step(lambda: local_ray.deploy(app, self._config), "Serve's controller starts")
         progress = Progress(self._config, self._catalogs)
         while not self._stop.is_set():
-            if await step(progress.is_running) and missing(await task_states(self._config.app_name)) is None:
-                return True
+            if await step(progress.is_running, self._waits_for):
+                lacks = missing(await task_states(self._config.app_name))
+                if lacks is None:
+                    return True
+                self._waits_for = lacks
+            else:
+                self._waits_for = "Serve starts its replicas"
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
         return False
+
+    async def _report_slow_start(self) -> None:
+        begun = asyncio.get_running_loop().time()
+        while True:
+            await asyncio.sleep(_SLOW_S)
+            waited_s = asyncio.get_running_loop().time() - begun
+            log.warning("not ready after %.0f s: %s; is there enough memory and time?", waited_s, self._waits_for)
 
     def _application(self) -> Application:
         from hawkvision.datacenter.ingress.application import application

@@ -75,14 +75,14 @@ def _import(module: str) -> Any:
 def _input_spec(transforms: Any) -> InputSpec:
     """torchvision's evaluation preset in the manifest's terms."""
     crop, resize = int(transforms.crop_size[0]), int(transforms.resize_size[0])
-    kinds: dict[str, Interpolation] = {"bilinear": "bilinear", "bicubic": "bicubic"}
+    kinds: dict[str, Interpolation] = {"bilinear": "pillow_bilinear", "bicubic": "pillow_bicubic"}
     mean, std = ([float(v) * 255.0 for v in values] for values in (transforms.mean, transforms.std))
     return InputSpec(
         height=crop,
         width=crop,
         mean=(mean[0], mean[1], mean[2]),
         std=(std[0], std[1], std[2]),
-        interpolation=kinds.get(transforms.interpolation.value, "bilinear"),
+        interpolation=kinds.get(transforms.interpolation.value, "pillow_bilinear"),
         crop_fraction=min(1.0, crop / resize),
     )
 

@@ -6,7 +6,7 @@ evaluate` tests the guarantees on them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,19 +27,28 @@ from hawkvision.cascade.certification.profile import (
     design_sha256,
     labels_digest,
 )
+from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage, served_accuracy
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
 from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
     certified_anew,
+    designing,
     read_certifying,
     share_of_delta,
     write_profile,
 )
-from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, check_enough, read_evidence
+from hawkvision.model_zoo.calibration.evidence import (
+    Evidence,
+    LabelReading,
+    TrainedImages,
+    check_classes,
+    check_enough,
+    read_evidence,
+)
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.shrinking import check_shrinking
@@ -84,7 +93,8 @@ def calibrate(
     Args:
         task: the task, by the name of its manifest.
         data: labelled images (`hawkvision.models.datasets`).
-        out: the profile's file; `held_out.json` is written beside it.
+        out: the profile's file; `held_out.json` is written beside it. If it has a profile that was certified on the
+            same images for other models or another split, δ is halved once more than that one's.
         edges: edge stages to certify; none means the cascade's.
         best: the stage to certify against; None means the cascade's best.
         intermediate: the stage between them; None means the cascade's last but one, if `best` is the cascade's best;
@@ -107,6 +117,7 @@ def calibrate(
     evidence = read_evidence(data, kind, manifest, models, reading)
     images = evidence.images
     check_enough(data, images, FEWEST_IMAGES)
+    check_classes(data, images, kind)
     if certify_data is not None and compared > 1:
         raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
     certifying = None if certify_data is None else read_certifying(certify_data, kind, manifest, models, reading)
@@ -115,15 +126,22 @@ def calibrate(
         raise ConfigError(
             f"{certify_data}: {common} of the images are in --data; expected others, used for nothing else"
         )
-    delta = share_of_delta(DELTA, 1, compared)
     split = split_images(manifest, images, seed, fit_on_trained=reading.trained is TrainedImages.FIT)
     edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
+    between = intermediate_stage(manifest, best, intermediate)
+    models_now = {name: manifest.fingerprint(name) for name in (*edges, best, *(() if between is None else (between,)))}
+    before = _replaced(out, task)
+    openings = _openings_of(before, images.sha256, models_now, seed)
+    delta = share_of_delta(DELTA, openings, compared)
     measuring = _Measuring(kind, manifest, evidence, split, seed, ModelExecution(backend), cache, delta)
-    profile = measuring.profile(edges, best, intermediate_stage(manifest, best, intermediate), datagram=datagram)
+    profile = measuring.profile(edges, best, between, datagram=datagram)
     if certifying is None:
-        uses = _uses(images, split, compared, design_sha256(profile, profile.pairs))
+        uses = _uses(images, split, compared, openings, design_sha256(profile, profile.pairs))
         profile = msgspec.structs.replace(profile, uses=uses)
     else:
+        opened = None if before is None else before.use("certify", certifying.images.sha256)
+        if opened is not None:
+            profile = msgspec.structs.replace(profile, uses=(*designing(profile), opened))
         profile = certified_anew(profile, kind, manifest, certifying, datagram=datagram, backend=backend, cache=cache)
     write_profile(profile, manifest, models, out)
     held_out = HeldOut(images.sha256, split.held_out.tolist())
@@ -246,7 +264,29 @@ def intermediate_stage(manifest: Manifest, best: str, intermediate: str | None) 
     return dc[-2] if len(dc) > 1 and best == dc[-1] else None
 
 
-def _uses(images: LabelledImages, split: Split, compared: int, design: str) -> tuple[ImageUse, ...]:
+def _replaced(out: Path, task: str) -> Profile | None:
+    """The profile of the task that is replaced, if there is one that can be read."""
+    try:
+        found = load_profile(out) if out.exists() else None
+    except ManifestError:
+        return None
+    return found if found is not None and found.task == task else None
+
+
+def _openings_of(before: Profile | None, sha256: str, models: Mapping[str, str], seed: int) -> int:
+    """How many designs the certification part of these images has been opened for, by the profile that is replaced.
+
+    A design is another one if its models or the split are: whoever chooses between designs by their certificates has to
+    pay for each. Measuring the same one again does not count.
+    """
+    known = None if before is None else before.use("certify", sha256)
+    if before is None or known is None:
+        return 1
+    same = before.data.seed == seed and {stage.name: stage.fingerprint for stage in before.stages} == models
+    return (known.openings or 1) + (not same)
+
+
+def _uses(images: LabelledImages, split: Split, compared: int, openings: int, design: str) -> tuple[ImageUse, ...]:
     name, sha256 = images.name, images.sha256
     return (
         ImageUse(purpose="fit", name=name, sha256=sha256, n=len(split.profile)),
@@ -255,7 +295,7 @@ def _uses(images: LabelledImages, split: Split, compared: int, design: str) -> t
             name=name,
             sha256=sha256,
             n=len(split.certify),
-            openings=1,
+            openings=openings,
             compared=compared,
             design=design,
         ),

@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.core.errors import ConfigError, RequestError
+from hawkvision.imaging.preprocessing import probe
 from hawkvision.models.datasets import Annotation, LabelledImages, UnlabelledImages, read_annotated
 from hawkvision.models.image_sets.folder_classes import directory_classes
 from hawkvision.models.image_sets.same_images import copies_of
@@ -67,6 +68,7 @@ def read_evidence(data: Path, kind: TaskKind[Any], manifest: Manifest, models: P
     """
     names = directory_classes(kind.labels, models / manifest.task, reading.class_map)
     images = read_annotated(data, kind.labels, names, clean_ids=reading.clean_ids)
+    _check_sizes(images)
     trained, clean = int(_trained(images).sum()), len(clean_images(images))
     if trained and reading.trained is TrainedImages.REFUSE:
         raise ConfigError(
@@ -81,6 +83,24 @@ def read_evidence(data: Path, kind: TaskKind[Any], manifest: Manifest, models: P
         raise ConfigError(f"{data}: {error}") from None
 
 
+def _check_sizes(images: LabelledImages) -> None:
+    """Check that images have the sizes that their annotations state, on which the boxes rest.
+
+    Raises:
+        ConfigError: naming an image of another size, or one that cannot be read.
+    """
+    for index, stated in enumerate(images.sizes):
+        try:
+            header = probe(images.bodies[index])
+        except RequestError as error:
+            raise ConfigError(f"{images.called(index)}: {error}") from None
+        if sorted(stated) != sorted((header.width, header.height)):
+            raise ConfigError(
+                f"{images.called(index)}: the image has {header.width}x{header.height} pixels; its annotations are for "
+                f"{stated[0]}x{stated[1]}"
+            )
+
+
 def check_enough(data: Path, images: LabelledImages | UnlabelledImages, fewest: int) -> None:
     """Check that so many different images can be evidence, or `FEWEST_CLEAN` where a model was trained on others.
 
@@ -93,6 +113,17 @@ def check_enough(data: Path, images: LabelledImages | UnlabelledImages, fewest: 
     if found < fewest:
         copies = "" if found == len(images) else f" of {len(images)} that are different and trained no model"
         raise ConfigError(f"{data}: {found} images{copies} certify nothing; expected at least {fewest}")
+
+
+def check_classes(data: Path, images: LabelledImages, kind: TaskKind[Any]) -> None:
+    """Check that images are of more than one class, where each has one.
+
+    Raises:
+        ConfigError: naming the only one.
+    """
+    if images.annotations is None and len(kind.labels) > 1 and (images.labels == images.labels[0]).all():
+        only = kind.labels[int(images.labels[0])]
+        raise ConfigError(f"{data}: all {len(images)} images are of {only!r}; expected images of several classes")
 
 
 def clean_images(images: LabelledImages | UnlabelledImages) -> NDArray[np.intp]:

@@ -156,7 +156,7 @@ def _as_sent(
         try:
             return reducer.reduced(body, probe(body))
         except RequestError as error:
-            raise ConfigError(f"{images.name}: image {index}: {error}") from None
+            raise ConfigError(f"{images.called(index)}: {error}") from None
 
     bodies = list(images.bodies)
     for index, body in zip(chosen, pool.map(sent, map(int, chosen)), strict=True):
@@ -233,5 +233,5 @@ class _VariantRun:
         try:
             pixels = load_input(self._images.bodies[index], self._variant.input, max_pixels=MAX_PIXELS)[0]
         except RequestError as error:
-            raise ConfigError(f"{self._images.name}: image {index}: {error}") from None
+            raise ConfigError(f"{self._images.called(index)}: {error}") from None
         return pixels if self._corruption is None else self._corruption(pixels, index)

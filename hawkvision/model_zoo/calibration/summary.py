@@ -11,6 +11,7 @@ from typing import Any, Final
 from hawkvision.cascade.certification.certificate import least_drop
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Certificate, Pair, Profile, Shrinking
 from hawkvision.core.advice import advise
+from hawkvision.model_zoo.calibration.certification import DELTA
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.kind import TaskKind
 
@@ -62,6 +63,12 @@ def notes(profile: Profile, kind: TaskKind[Any]) -> Iterator[str]:
     yield f"{certificate.n} images certify no drop below {least:.2%}, even if not one of them loses anything."
     if least > smallest:
         yield f"The smallest drop that can be asked for, {smallest:.2%}, takes at least {enough} images."
+    opened = next((use for use in reversed(profile.uses) if use.purpose == "certify"), None)
+    if opened is not None and (opened.openings or 1) > 1:
+        yield (
+            f"These images have certified {opened.openings} designs. Each after the first halves the probability of a "
+            f"wrong certificate, now {certificate.delta:g}; other images begin with {DELTA:g} again."
+        )
     for pair in profile.pairs:
         if not targets_table(profile, pair).rows:
             yield f"Nothing is certified for {pair.edge}: the reference stage answers whatever asks for an accuracy."
@@ -73,9 +80,12 @@ def notes(profile: Profile, kind: TaskKind[Any]) -> Iterator[str]:
 
 
 def next_command(profile: Profile, out: Path, *, own: bool) -> str:
-    """The command that serves the cascade with this profile; `own` if it is not the task's own file."""
+    """The command that serves both tiers with this profile; `own` if it is not the task's own file.
+
+    Both, because a node without a datacenter certifies nothing.
+    """
     words = ["--task", profile.task, *(("--profile", str(out)) if own else ())]
-    return advise("edge up", *words)
+    return advise("up", *words)
 
 
 def _measured(accuracy: MeasuredAccuracy) -> Row:

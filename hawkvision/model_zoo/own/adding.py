@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import onnx
 
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
-from hawkvision.core.types import Pixels
-from hawkvision.model_zoo.own import parity
-from hawkvision.model_zoo.own.conversion import OutputPlan, converted
-from hawkvision.model_zoo.own.graph_facts import GraphFacts, facts_of, has_integer_layers, read_model
-from hawkvision.model_zoo.own.owner_facts import (
+from hawkvision.model_zoo.own.graphs import parity
+from hawkvision.model_zoo.own.graphs.conversion import OutputPlan, converted, prepared
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, facts_of
+from hawkvision.model_zoo.own.graphs.outputs import check_outputs, is_ambiguous, names_of, plan_of_logits
+from hawkvision.model_zoo.own.graphs.owner_facts import (
     LOGITS_DECODER,
     Missing,
     OwnerFacts,
@@ -25,12 +26,12 @@ from hawkvision.model_zoo.own.owner_facts import (
     refusal,
     resolve,
 )
+from hawkvision.model_zoo.own.graphs.reading import read_model
 from hawkvision.model_zoo.own.served import StageRun
 from hawkvision.model_zoo.own.task_folder import (
     DEFAULT_KIND,
     existing,
     folder_for,
-    label_text,
     new_manifest,
     read_labels,
     stage_name,
@@ -38,14 +39,15 @@ from hawkvision.model_zoo.own.task_folder import (
 )
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.models.manifest import FileSource, Manifest, Variant, load_labels
-from hawkvision.system.files import sha256_of, write_atomic
+from hawkvision.system.files import sha256_of
 from hawkvision.tasks.decoders.decoder import BoxDecoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import kind_class, task_kind
 
-ANY_SIDE: Final = 224
-"""Where a graph takes any size, of the image that shows what its numbers are."""
+POINT: Final = 0.03
+FAR: Final = 1.99
+"""Boxes that all reach less far than `POINT` of the input, or mostly beyond `FAR`, have another unit than is stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
         ArtifactError: if the file is no model of images, or cannot be converted exactly.
     """
     folder = folder_for(order.task, models)
-    model = read_model(order.path, order.fixed)
+    name = stage_name(order.name, order.path)
+    model = read_model(order.path, order.fixed, order.facts.outputs)
     graph = facts_of(model, str(order.path))
     manifest = existing(order.task, folder)
     facts = order.facts if order.same_as is None else _like(order, manifest)
@@ -110,19 +113,14 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     wanted = resolve(facts, graph)
     kind = _kind(order, manifest)
     decoder = facts.decoder or decoders_of(kind)[0]
-    plan, expected, pixels = _plan(order, facts, graph, model, wanted, len(labels), decoder)
-    built, batch = _built(order, model, graph, wanted, plan, pixels)
-    worst = parity.check_parity(
-        parity.open_session(built, str(order.path)), expected, plan, pixels, half=graph.type == "float16",
-        where=str(order.path),
-    )  # fmt: skip
-    variant = _variant(order, facts, wanted, built, decoder, quantised=has_integer_layers(model))
     options = order.kind_options if manifest is None else manifest.options
-    _check_predictions(task_kind(kind, labels, options), variant, built, pixels)
+    opened = task_kind(kind, labels, options)
+    built, batch, worst = _converted(order, facts, graph, model, wanted, labels, decoder)
+    variant = _variant(name, order, facts, wanted, built, decoder, quantised=graph.quantised)
+    _check_predictions(opened, variant, built)
     fresh = new_manifest(order.task, kind, options, labels, variant)
-    if manifest is None:
-        write_atomic(folder / order.task / fresh.labels, label_text(labels))
-    changed = store(manifest, fresh, built, built, order.tier, folder, cache)
+    new = labels if manifest is None else None
+    changed = store(manifest, fresh, built, built, order.tier, folder, cache, labels=new)
     replaced = manifest is not None and any(each.name == variant.name for each in manifest.variants)
     return Added(
         changed, variant, folder / order.task, worst, parity.cpu_ms(built, variant.name), batch, replaced,
@@ -134,11 +132,14 @@ def _refuse_incomplete(
     order: AddOrder, facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, manifest: Manifest | None
 ) -> None:
     """Raises: ConfigError listing all that is missing."""
-    missing = missing_facts(facts, graph, decoders_of(_kind(order, manifest)))
+    decoders = decoders_of(_kind(order, manifest))
+    decoder = facts.decoder or (decoders[0] if len(decoders) == 1 else None)
+    check_outputs(facts, graph, decoder, str(order.path))
+    missing = missing_facts(facts, graph, decoders)
     if order.labels is None and manifest is None:
         labels = "a file with one label a line, in the order of the model's outputs, or the folder of class folders"
         missing.insert(0, Missing("--labels", labels, "LABELS"))
-    if _is_ambiguous(facts, graph, model, str(order.path)):
+    if decoder == LOGITS_DECODER and is_ambiguous(facts, graph, model, str(order.path)):
         meaning = "logits or probabilities: no softmax is in the graph, but its numbers lie in 0..1"
         missing.append(Missing("--output-meaning", meaning, "MEANING"))
     if missing:
@@ -154,25 +155,6 @@ def decoders_of(kind: str) -> tuple[str, ...]:
     if not kind_class(kind).located:
         return (LOGITS_DECODER,)
     return tuple(name for name in decoder_names() if issubclass(decoder_class(name), BoxDecoder))
-
-
-def _is_ambiguous(facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, where: str) -> bool:
-    """Whether the only output may be logits as well as probabilities."""
-    names = tuple(facts.outputs) or tuple(output.name for output in graph.outputs)
-    if facts.output_meaning is not None or facts.decoder not in (None, LOGITS_DECODER) or len(names) != 1:
-        return False
-    output = next((each for each in graph.outputs if each.name == names[0]), None)
-    if output is None or output.activation is not None:
-        return False
-    session = parity.open_session(model.SerializeToString(), where)
-    sizes = [size or ANY_SIDE for size in (graph.batch or 1, *graph.shape[1:])]
-    values = np.random.default_rng(0).uniform(0, 255, sizes)
-    try:
-        (found,) = session.run([names[0]], {graph.input: values.astype(graph.type)})
-    except Exception:  # noqa: BLE001 - another size may do; it is run again with the owner's
-        return False
-    rows = found.reshape(len(found), -1)
-    return parity.gives_probabilities(rows) and not np.allclose(rows.sum(axis=1), 1, atol=1e-3)
 
 
 def _kind(order: AddOrder, manifest: Manifest | None) -> str:
@@ -202,49 +184,39 @@ def _labels(order: AddOrder, manifest: Manifest | None, folder: Path) -> tuple[s
     return known
 
 
-def _plan(
-    order: AddOrder,
-    facts: OwnerFacts,
-    graph: GraphFacts,
-    model: onnx.ModelProto,
-    wanted: Preparation,
-    labels: int,
-    decoder: str,
-) -> tuple[OutputPlan, parity.Arrays, Any]:
-    """What becomes of the outputs, what the owner's graph gives, and for which images."""
-    where = str(order.path)
-    names = tuple(facts.outputs) or tuple(output.name for output in graph.outputs)
-    unknown = sorted(set(names) - {output.name for output in graph.outputs})
-    if unknown:
-        raise ConfigError(f"--outputs: {where} has no output {unknown[0]!r}; it has {graph}")
+def _converted(
+    order: AddOrder, facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, wanted: Preparation,
+    labels: Sequence[str], decoder: str,
+) -> tuple[bytes, int | None, float]:  # fmt: skip
+    """The converted model, its batch (None for any), and its largest difference from the owner's graph."""
+    where, names = str(order.path), names_of(facts, graph)
     pixels = parity.sample_pixels(wanted.spec.height, wanted.spec.width)
-    session = parity.open_session(model.SerializeToString(), where)
-    expected = parity.outputs_of_owner(session, graph, wanted, pixels, where)
-    if decoder != LOGITS_DECODER:
-        return OutputPlan(names, None), expected, pixels
-    rows = expected[names[0]].reshape(len(pixels), -1)
-    if rows.shape[1] != labels and not (labels == 2 and rows.shape[1] == 1):
-        raise ConfigError(
-            f"{where}: output {names[0]!r} gives {rows.shape[1]} numbers an image; there are {labels} labels"
-        )
-    activation = next(output.activation for output in graph.outputs if output.name == names[0])
-    sums_to_one = parity.gives_probabilities(rows) and np.allclose(rows.sum(axis=1), 1, atol=1e-3)
-    probabilities = activation is None and (
-        facts.output_meaning == "probabilities" or (facts.output_meaning is None and bool(sums_to_one))
-    )
-    return OutputPlan(names[:1], labels, probabilities), expected, pixels
+    owner = parity.open_session(model.SerializeToString(), where)
+    expected = parity.outputs_of_owner(owner, graph, prepared(pixels, graph, wanted), names, where)
+    plan = OutputPlan(names, None)
+    if decoder == LOGITS_DECODER:
+        output = next(each for each in graph.outputs if each.name == names[0])
+        plan = plan_of_logits(output, expected[names[0]], len(pixels), labels, facts.output_meaning, where)
+    built, batch = _built(order, model, graph, wanted, plan, pixels)
+    if graph.quantised:
+        taken = parity.inputs_as_served(built, graph, wanted, pixels, where)
+        expected = parity.outputs_of_owner(owner, graph, taken, names, where)
+    session = parity.open_session(built, where)
+    half = graph.type == "float16"
+    return built, batch, parity.check_parity(session, expected, plan, pixels, half=half, where=where)
 
 
 def _built(
     order: AddOrder, model: onnx.ModelProto, graph: GraphFacts, wanted: Preparation, plan: OutputPlan, pixels: Any
 ) -> tuple[bytes, int | None]:
     """The converted model, and its batch: any, or one image at a time."""
-    made = converted(model, graph, wanted, plan, None).SerializeToString(deterministic=True)
-    try:
-        if parity.takes_batches(made, str(order.path), pixels):
-            return made, None
-    except ArtifactError:
-        pass  # a fixed batch may load
+    if not graph.dynamic:
+        made = converted(model, graph, wanted, plan, None).SerializeToString(deterministic=True)
+        try:
+            if parity.takes_batches(made, str(order.path), pixels):
+                return made, None
+        except ArtifactError:
+            pass  # a fixed batch may load
     if graph.batch not in (None, 1):
         raise ArtifactError(
             f"{order.path}: the graph takes batches of exactly {graph.batch}; export it with a free first axis"
@@ -252,23 +224,38 @@ def _built(
     return converted(model, graph, wanted, plan, 1).SerializeToString(deterministic=True), 1
 
 
-def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes, pixels: Pixels) -> None:
+def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes) -> None:
     """Check that kind and decoder make predictions of what the graph gives.
 
     Raises:
         ConfigError: if the decoder, its options or the labels are not those of the graph.
         ManifestError: if the decoder is not installed, or refuses an option.
     """
+    pixels = parity.sample_pixels(variant.input.height, variant.input.width)
     try:
         StageRun(kind, variant, built).on_inputs(pixels)
+        reach = StageRun(kind, _without_floor(variant), built).reach(pixels)
     except BackendError as error:
         raise ConfigError(f"--decoder {variant.decoder}: {error.message}") from None
+    if len(reach) and not (reach.max() > POINT and np.median(reach) < FAR):
+        what, scale = ("points", "fractions") if reach.max() <= POINT else ("beyond the image", "pixels")
+        raise ConfigError(
+            f"--decoder {variant.decoder}: the boxes are {what}; if the model gives coordinates in {scale}, say "
+            f"`--decoder-option scale={scale}`"
+        )
+
+
+def _without_floor(variant: Variant) -> Variant:
+    """The variant with all of its boxes, however unsure, if its decoder has a floor."""
+    if not issubclass(decoder_class(variant.decoder), BoxDecoder):
+        return variant
+    options = {**variant.decoder_options, "score_floor": 0.0, "iou": 1.0}
+    return msgspec.structs.replace(variant, decoder_options=options)
 
 
 def _variant(
-    order: AddOrder, facts: OwnerFacts, wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
+    name: str, order: AddOrder, facts: OwnerFacts, wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
 ) -> Variant:
-    name = stage_name(order.name, order.path)
     return Variant(
         name=name,
         architecture="onnx",

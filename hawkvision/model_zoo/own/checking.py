@@ -5,19 +5,20 @@ Where they differ, other preparations of the images are tried, because a wrong o
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 import numpy as np
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.model_zoo.own.reference_predictions import Reference, read_reference, summary
+from hawkvision.model_zoo.own.reference_predictions import LabelReference, Reference, read_reference, summary
 from hawkvision.model_zoo.own.served import Bodies, StageRun
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.input_spec import InputSpec
+from hawkvision.models.input_spec import InputSpec, Interpolation
 from hawkvision.models.manifest import Manifest, Variant, load_manifest
 from hawkvision.tasks.kind import Output, TaskKind
 from hawkvision.tasks.registry import load_kind
@@ -51,6 +52,8 @@ class Checked:
     better: str | None
     """Options of `models add` with which the predictions agree better; None if there are none, or none were tried."""
     better_mean: float
+    same_labels: int
+    """Images of which both have the same label; their number for kinds without one label per image."""
     tolerance: float
 
     @property
@@ -100,7 +103,11 @@ def check(
         chosen = [int(at) for at in order[:TRIED_ON]]
         some, bodies = [known[at] for at in chosen], [images[at] for at in chosen]
         better, better_mean = _better(kind, served, variant.input, some, bodies, float(found[chosen].mean()))
-    return Checked(variant.name, compared, float(found.mean()), better, better_mean, tolerance)
+    same = sum(
+        not isinstance(each, LabelReference) or each.same_label(_predicted(kind, output))
+        for each, output in zip(known, outputs, strict=True)
+    )
+    return Checked(variant.name, compared, float(found.mean()), better, better_mean, same, tolerance)
 
 
 def read_named(names: Sequence[str], folder: Path) -> list[tuple[str, bytes]]:
@@ -143,30 +150,53 @@ def _better(
     images: Bodies,
     mean: float,
 ) -> tuple[str | None, float]:
-    """The other preparation that comes closest, as options, and the mean difference that it leaves."""
-    found: list[tuple[float, str]] = []
-    for options, other, reversed_channels in _others(spec):
-        outputs = served.over(images, other, reversed_channels=reversed_channels).outputs
-        found.append((float(_differences(kind, known, outputs).mean()), options))
-    least, options = min(found)
-    return (options, least) if least <= CLEARLY * mean else (None, least)
+    """The other preparation that comes closest, as options, and the mean difference that it leaves.
+
+    First fit and order of channels are changed, then for the best of these the interpolation.
+    """
+
+    def remaining(other: InputSpec, *, reverse: bool) -> float:
+        outputs = served.over(images, other, reversed_channels=reverse).outputs
+        return float(_differences(kind, known, outputs).mean())
+
+    tried = [(mean, 0, spec, False)]
+    fits = [(other, reverse) for other in _fits(spec) for reverse in (False, True) if (other, reverse) != (spec, False)]
+    tried += [(remaining(other, reverse=reverse), at, other, reverse) for at, (other, reverse) in enumerate(fits, 1)]
+    _, _, fitted, reverse = min(tried, key=lambda each: each[:2])
+    scaled = [
+        msgspec.structs.replace(fitted, interpolation=each)
+        for each in _interpolations()
+        if each != fitted.interpolation
+    ]
+    tried += [(remaining(other, reverse=reverse), at, other, reverse) for at, other in enumerate(scaled, len(tried))]
+    least, _, best, reverse = min(tried, key=lambda each: each[:2])
+    return (_words(best, spec, reverse=reverse) if least <= CLEARLY * mean else None), least
 
 
-def _others(spec: InputSpec) -> Iterator[tuple[str, InputSpec, bool]]:
-    """Other ways to prepare images: one or two of fit, interpolation and order of channels are changed."""
-    swapped = "bgr" if spec.channel_order == "rgb" else "rgb"
+def _fits(spec: InputSpec) -> Iterator[InputSpec]:
+    """Ways to fit images to the input, the given one first."""
+    yield spec
     ways = [("crop", crop) for crop in dict.fromkeys((spec.crop_fraction, *CROPS))]
     for fit, crop in (*ways, ("stretch", 1.0), ("letterbox", 1.0)):
-        for interpolation in ("bilinear", "bicubic", "area"):
-            for reverse in (False, True):
-                changed = msgspec.structs.replace(
-                    spec, fit=fit, crop_fraction=crop, interpolation=interpolation,
-                    pad_value=spec.pad_value if fit == "letterbox" else 114,
-                    pad_position=spec.pad_position if fit == "letterbox" else "centre",
-                )  # fmt: skip
-                if changed == spec and not reverse:
-                    continue
-                words = [f"--fit {fit}", *([f"--crop-fraction {crop:g}"] if fit == "crop" else [])]
-                words += [f"--interpolation {interpolation}"]
-                words += [f"--channel-order {swapped if reverse else spec.channel_order}"]
-                yield " ".join(words), changed, reverse
+        other = msgspec.structs.replace(
+            spec, fit=fit, crop_fraction=crop,
+            pad_value=spec.pad_value if fit == "letterbox" else 114,
+            pad_position=spec.pad_position if fit == "letterbox" else "centre",
+        )  # fmt: skip
+        if other != spec:
+            yield other
+
+
+def _interpolations() -> list[Interpolation]:
+    """Those that can be tried here."""
+    found: list[Interpolation] = list(get_args(Interpolation))
+    return [each for each in found if not each.startswith("pillow_") or importlib.util.find_spec("PIL") is not None]
+
+
+def _words(best: InputSpec, spec: InputSpec, *, reverse: bool) -> str:
+    """The preparation as options of `models add`."""
+    swapped = "bgr" if spec.channel_order == "rgb" else "rgb"
+    words = [f"--fit {best.fit}", *([f"--crop-fraction {best.crop_fraction:g}"] if best.fit == "crop" else [])]
+    words += [f"--interpolation {best.interpolation}"]
+    words += [f"--channel-order {swapped if reverse else spec.channel_order}"]
+    return " ".join(words)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hawkvision.model_zoo.building.torchvision_export import export_torchvision
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
-from hawkvision.model_zoo.own.owner_facts import like
+from hawkvision.model_zoo.own.graphs.owner_facts import like
 
 LICENSE = "BSD-3-Clause"
 

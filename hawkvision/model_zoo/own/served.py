@@ -15,10 +15,11 @@ from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.own.conversion import IMAGE
-from hawkvision.model_zoo.own.parity import open_session
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE
+from hawkvision.model_zoo.own.graphs.parity import open_session
 from hawkvision.models.input_spec import InputSpec
 from hawkvision.models.manifest import Variant
+from hawkvision.tasks.boxes.rows import BOXES, SCORES
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind
 
@@ -55,6 +56,16 @@ class StageRun:
         """
         found = [self._run(np.ascontiguousarray(pixels[at : at + 1])) for at in range(len(pixels))]
         return [self._kind.output(self._decode(tensors), 0, 1.0) for tensors in found]
+
+    def reach(self, pixels: Pixels) -> NDArray[np.float32]:
+        """How far each box for inputs reaches to the right or down, as a share of the input; empty without boxes.
+
+        Raises:
+            BackendError: if the decoder does not take what the model gives.
+        """
+        found = [self._decode(self._run(np.ascontiguousarray(pixels[at : at + 1]))) for at in range(len(pixels))]
+        boxes = [each[BOXES][each[SCORES] > 0] for each in found if BOXES in each]
+        return np.concatenate([np.zeros(0, np.float32), *(each[:, 2:].max(axis=1) for each in boxes if each.size)])
 
     def _run(self, batch: Pixels) -> dict[str, NDArray[np.float32]]:
         found = self._session.run(self._fetched, {IMAGE: batch})

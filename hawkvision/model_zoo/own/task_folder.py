@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +15,8 @@ import numpy as np
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.text_files import read_text
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
+from hawkvision.model_zoo.own.graphs.work import multiplications
 from hawkvision.model_zoo.own.tiers import TierName, entered, only_stage
-from hawkvision.model_zoo.own.work import multiplications
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import (
     MANIFEST,
@@ -42,7 +45,8 @@ def folder_for(task: str, override: Path | None) -> Path:
         msgspec.convert(task, Name)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"--task: expected a name of lower-case letters, digits, '_', '.' and '-', got {task!r}"
+            "--task: expected a name of lower-case letters, digits, '_', '.' and '-', at most 64, that begins with a "
+            f"letter or digit, got {task!r}"
         ) from None
     if override is not None:
         return override
@@ -70,7 +74,8 @@ def stage_name(wanted: str | None, path: Path) -> str:
         return msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise ConfigError(
-            f"--name: expected lower-case letters, digits, '_', '.' and '-', at most 64, got {name!r}"
+            "--name: expected lower-case letters, digits, '_', '.' and '-', at most 64, that begin with a letter or "
+            f"digit, got {name!r}{'' if wanted else f' from the name of {path}'}"
         ) from None
 
 
@@ -78,34 +83,38 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """Labels in index order: a file with one a line, or a folder of class folders, whose sorted names they are.
 
     Raises:
-        ConfigError: if there are none, or one is given twice.
+        ConfigError: if there are none, or one is given twice or cannot be shown.
     """
     if path.is_dir():
-        labels = tuple(sorted(each.name for each in path.iterdir() if each.is_dir()))
+        found = sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
     else:
-        try:
-            labels = tuple(line.strip() for line in read_text(path).splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--labels: {path}: cannot read: {error}") from None
+        found = [line.strip() for line in _label_text(path).split("\n")]
+    labels = [unicodedata.normalize("NFC", each) for each in found]
     while labels and not labels[-1]:
-        labels = labels[:-1]
+        labels.pop()
     if not labels:
         raise ConfigError(f"--labels: {path}: expected a file with one label a line, or a folder of class folders")
-    for index, label in enumerate(labels):
-        if not label or label in labels[:index] or not _is_line(label):
-            what = "empty" if not label else f"{label!r}, which line {labels.index(label) + 1} is too"
-            if not _is_line(label) and label:
-                what = f"{label!r}, which is no line of text in UTF-8"
-            raise ConfigError(f"--labels: {path}: line {index + 1} is {what}; expected another label on each line")
-    return labels
+    first: dict[str, int] = {}
+    for line, label in enumerate(labels, 1):
+        what = "" if label.isprintable() else f"{label!r}, which is no line of text in UTF-8 that can be shown"
+        what = what if label else "empty"
+        what = f"{label!r}, which line {first[label]} is too" if label in first and label else what
+        if what:
+            raise ConfigError(f"--labels: {path}: line {line} is {what}; expected another label on each line")
+        first[label] = line
+    return tuple(labels)
 
 
-def _is_line(label: str) -> bool:
-    """Whether a label can be written as one line: names of folders may hold line ends, or be in another encoding."""
+def _label_text(path: Path) -> str:
     try:
-        return label.encode().decode().splitlines() == [label]
-    except UnicodeEncodeError:
-        return False
+        text = read_text(path)
+    except OSError as error:
+        raise ConfigError(f"--labels: {path}: cannot read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--labels: {path}: expected text in UTF-8, one label a line: {error}") from None
+    if text.lstrip()[:1] in ("[", "{"):
+        raise ConfigError(f"--labels: {path}: expected one label a line, found JSON")
+    return text
 
 
 def new_manifest(task: str, kind: str, options: dict[str, Any], labels: tuple[str, ...], variant: Variant) -> Manifest:
@@ -130,9 +139,9 @@ def label_text(labels: tuple[str, ...]) -> bytes:
 
 def store(
     manifest: Manifest | None, fresh: Manifest, weights: bytes, built: bytes, tier: TierName | None, models: Path,
-    cache: Path, *, of: str | None = None,
+    cache: Path, *, of: str | None = None, labels: tuple[str, ...] | None = None,
 ) -> Manifest:  # fmt: skip
-    """Write a stage's files and enter it in the manifest, which is written last.
+    """Write a stage's files and enter it in the manifest, which is written last; all of it or nothing.
 
     Args:
         manifest: what the task has; None for a new task.
@@ -143,6 +152,7 @@ def store(
         models: the folder of manifests.
         cache: the folder of built models.
         of: the stage that this one is a cheaper form of, and so no reference for.
+        labels: of a new task; None for a task that has its labels.
 
     Returns: the manifest as written.
 
@@ -150,19 +160,42 @@ def store(
         ArtifactError: if something cannot be written.
     """
     (variant,) = fresh.variants
-    path = models / fresh.task / str(variant.source)
-    write_atomic(path, weights)
-    write_atomic(artifact_path(cache, fresh.task, variant.name), built)
-    if manifest is None:
-        changed = fresh
-    else:
+    changed = fresh
+    if manifest is not None:
         costs = costs_of(manifest, cache)
         costs[variant.name] = multiplications(built)
         if of is not None:
             costs[variant.name] = min(costs[variant.name], costs.get(of, np.inf)) - 0.5
         changed = entered(manifest, variant, tier, costs)
-    write_atomic(models / fresh.task / MANIFEST, format_manifest(changed, HEADER).encode())
+    folder = models / fresh.task
+    files = {
+        **({} if labels is None else {folder / fresh.labels: label_text(labels)}),
+        folder / str(variant.source): weights,
+        artifact_path(cache, fresh.task, variant.name): built,
+        folder / MANIFEST: format_manifest(changed, HEADER).encode(),
+    }
+    _write_together(files)
     return changed
+
+
+def _write_together(files: Mapping[Path, bytes]) -> None:
+    """Write all files, in their order. What was there before comes back if one cannot be written, or by Ctrl-C.
+
+    Raises:
+        ArtifactError: as `write_atomic`.
+    """
+    before = {path: path.read_bytes() if path.is_file() else None for path in files}
+    try:
+        for path, content in files.items():
+            write_atomic(path, content)
+    except BaseException:
+        for path, old in before.items():
+            with suppress(ArtifactError, OSError):  # the first error says why
+                if old is None:
+                    path.unlink(missing_ok=True)
+                elif path.read_bytes() != old:
+                    write_atomic(path, old)
+        raise
 
 
 def costs_of(manifest: Manifest, cache: Path) -> dict[str, float]:

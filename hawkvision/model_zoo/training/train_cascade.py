@@ -132,7 +132,7 @@ def decode_all(images: LabelledImages, spec: InputSpec) -> Pixels:
         try:
             inputs[index] = load_input(body, spec, max_pixels=MAX_PIXELS)[0]
         except RequestError as error:
-            raise ConfigError(f"{images.name}: image {index}: {error}") from None
+            raise ConfigError(f"{images.called(index)}: {error}") from None
     return inputs
 
 

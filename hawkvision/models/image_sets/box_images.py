@@ -6,7 +6,8 @@ without area are left out. The images lie where `_places` looks.
 
 YOLO: `images/**/NAME.jpg` and for each `labels/**/NAME.txt`, whose lines are `CLASS X Y W H`: the class index, centre
 and size of a box as fractions of the image. An image with an empty file shows nothing, and so does one without a file
-where most have one. A file `classes.txt` (one name a line) says that indices are not the task's.
+where most have one. A file `classes.txt` (one name a line) or `data.yaml` (`names`) says that indices are not those of
+the task.
 
 A model was trained on the images of a split whose name begins with "train" (`instances_train2017.json`,
 `images/train/`, `train/images/`), and if there is a list of clean ids, on all that it lacks.
@@ -69,6 +70,21 @@ def holds_boxes(root: Path) -> bool:
     return (root / "images").is_dir() and (root / "labels").is_dir()
 
 
+def other_form(root: Path) -> str | None:
+    """What a directory holds, and what to give instead, if it holds boxes in another way than those that are read."""
+    if any((root / "Annotations").glob("*.xml")) or any(root.glob("*.xml")):
+        return "this is Pascal VOC's form, which is not read; convert it to COCO's"
+    annotations = sorted(p for p in root.glob("*.json") if p.is_file())
+    if annotations:
+        return f"annotations lie in it; give their file, such as {annotations[0]}"
+    splits = sorted(p for p in root.iterdir() if p.is_dir() and holds_boxes(p))
+    if splits:
+        return f"splits lie in it; give one, such as {splits[-1]}"
+    if any(p.with_suffix(".txt").is_file() for p in root.iterdir() if p.suffix.lower() in SUFFIXES):
+        return "annotations lie beside the images; move both into `images` and `labels`"
+    return None
+
+
 def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = None) -> LabelledImages:
     """Read a COCO annotation file and its images.
 
@@ -81,11 +97,13 @@ def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = Non
         ConfigError: naming the file and what was expected there.
     """
     coco = _decoded(path)
+    used = {each.category_id for each in coco.annotations}
     classes = {}
     for category in coco.categories:
-        if category.name not in names:
+        if category.name in names:
+            classes[category.id] = names[category.name]
+        elif category.id in used:
             raise ConfigError(f"{path}: category {category.name!r} is no label of the task; expected {_some(names)}")
-        classes[category.id] = names[category.name]
     objects: dict[int, list[_Object]] = {image.id: [] for image in coco.images}
     for each in coco.annotations:
         if each.image_id not in objects or each.category_id not in classes:
@@ -98,7 +116,8 @@ def read_coco(path: Path, names: Mapping[str, int], clean_ids: Path | None = Non
     trained = _trained(clean_ids, path.parent, [str(image.id) for image in coco.images])
     if "train" in path.stem or is_training_split(path.parent.name):
         trained = np.ones(len(files), np.bool_)
-    return _labelled(path, files, annotations, trained)
+    sizes = tuple((image.width, image.height) for image in coco.images)
+    return _labelled(path, files, annotations, trained, sizes)
 
 
 def read_yolo(root: Path, classes: int, names: Mapping[str, int], clean_ids: Path | None = None) -> LabelledImages:
@@ -218,14 +237,35 @@ def _is_file(path: Path) -> bool:
 
 
 def _own_classes(root: Path, names: Mapping[str, int]) -> list[int] | None:
-    file = root / "classes.txt"
-    if not file.is_file():
+    """The label's index of each class in the files; None if nothing names the classes."""
+    lists = [p for p in (root / "classes.txt", root / "labels" / "classes.txt") if p.is_file()]
+    descriptions = [p for folder in (root, root.parent) for p in sorted(folder.glob("data.y*ml"))]
+    if lists:
+        file, found = lists[0], [line.strip() for line in _text(lists[0]).splitlines() if line.strip()]
+    elif descriptions:
+        file, found = descriptions[0], _described_classes(descriptions[0])
+    else:
         return None
-    found = [line.strip() for line in _text(file).splitlines() if line.strip()]
     unknown = [name for name in found if name not in names]
     if unknown:
         raise ConfigError(f"{file}: {unknown[0]!r} is no label of the task; expected {_some(names)}")
     return [names[name] for name in found]
+
+
+def _described_classes(file: Path) -> list[str]:
+    """The names of classes in a `data.yaml`: a list, or a table by index.
+
+    Raises:
+        ConfigError: if there are none.
+    """
+    import yaml  # comes with uvicorn[standard]; servers do not need it
+
+    try:
+        names = yaml.safe_load(_text(file))["names"]
+        found = [names[index] for index in range(len(names))]
+    except (yaml.YAMLError, RecursionError, TypeError, KeyError, IndexError):
+        raise ConfigError(f"{file}: expected `names` of the classes, as a list or by index from 0") from None
+    return [str(name) for name in found]
 
 
 def _lines(file: Path, indices: Sequence[int]) -> Annotation:
@@ -265,7 +305,11 @@ def _is_listed(name: str, listed: set[str]) -> bool:
 
 
 def _labelled(
-    path: Path, files: Sequence[Path], annotations: Sequence[Annotation], trained: NDArray[np.bool_] | None
+    path: Path,
+    files: Sequence[Path],
+    annotations: Sequence[Annotation],
+    trained: NDArray[np.bool_] | None,
+    sizes: tuple[tuple[int, int], ...] = (),
 ) -> LabelledImages:
     bodies = read_files(path, files)
     digest = hashlib.sha256()
@@ -281,6 +325,8 @@ def _labelled(
         np.zeros(n, np.bool_),
         tuple(annotations),
         trained,
+        tuple(map(str, files)),
+        sizes,
     )
 
 

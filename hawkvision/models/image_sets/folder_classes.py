@@ -17,6 +17,26 @@ MAX_BYTES: Final = 16 << 20
 """Of a class map, or of class ids."""
 
 
+def class_numbers(labels: Sequence[str]) -> dict[str, int]:
+    """The class index of each label, and of each index as text.
+
+    Where labels are numbers other than their own indices, as in 1, 2, 3, an index would be taken for a label. Then only
+    labels name classes.
+    """
+    found = {label: index for index, label in enumerate(labels)}
+    indices = {str(index): index for index in range(len(labels))}
+    if any(indices.get(label, index) != index for label, index in found.items()):
+        return found
+    return indices | found
+
+
+def expected_classes(numbers: Mapping[str, int]) -> str:
+    """What names a class by `class_numbers`, for errors."""
+    first = next((name for name, index in numbers.items() if index == 0 and name != "0"), "0")
+    last = max(numbers.values())
+    return f"a label such as {first!r}" + (f", or an index from 0 to {last}" if "0" in numbers else "")
+
+
 def directory_classes(labels: Sequence[str], task_folder: Path, class_map: Path | None = None) -> dict[str, int]:
     """The class index of each name that a class directory may have beyond its label and its index.
 
@@ -29,7 +49,7 @@ def directory_classes(labels: Sequence[str], task_folder: Path, class_map: Path 
     Raises:
         ConfigError: for a class map that cannot be read, or that names no class of the task.
     """
-    numbers = {str(index): index for index in range(len(labels))} | {label: i for i, label in enumerate(labels)}
+    numbers = class_numbers(labels)
     ids = task_folder / CLASS_IDS
     found = {}
     if ids.is_file():
@@ -41,8 +61,7 @@ def directory_classes(labels: Sequence[str], task_folder: Path, class_map: Path 
             index = numbers.get(name, found.get(name))
             if index is None:
                 raise ConfigError(
-                    f"{class_map}: {directory!r}: {name!r} is no class; expected a label such as {labels[0]!r}, or an "
-                    f"index from 0 to {len(labels) - 1}"
+                    f"{class_map}: {directory!r}: {name!r} is no class; expected {expected_classes(numbers)}"
                 )
             found[directory] = index
     return found

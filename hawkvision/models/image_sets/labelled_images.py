@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ConfigError
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
+UNREAD_SUFFIXES: Final = (".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jfif", ".jp2", ".ppm", ".pgm")
+"""Of images that are not read; to leave them out would change what is measured."""
 _TRAINING: Final = re.compile(r"train(ing)?(set|data)?(?![a-z])", re.IGNORECASE)
 MAX_FOLDER_BYTES: Final = 4 << 30
 """All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
@@ -48,9 +50,17 @@ class LabelledImages:
     """What is in each image, if that is not one class."""
     trained: NDArray[np.bool_] | None = None
     """Which images a model was trained on, as far as the data set says; None where it says nothing."""
+    files: tuple[str, ...] = ()
+    """Where each image lies, if each is a file."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Width and height of each image, if annotations state them."""
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def called(self, index: int) -> str:
+        """An image's name in messages."""
+        return self.files[index] if self.files else f"{self.name}: image {index}"
 
     def annotated(self) -> Iterable[Annotation]:
         """What is in each image, in order."""
@@ -69,6 +79,8 @@ class LabelledImages:
             self.is_test[chosen],
             None if self.annotations is None else tuple(self.annotations[i] for i in chosen),
             None if self.trained is None else self.trained[chosen],
+            tuple(self.files[i] for i in chosen) if self.files else (),
+            tuple(self.sizes[i] for i in chosen) if self.sizes else (),
         )
 
 
@@ -79,9 +91,15 @@ class UnlabelledImages:
     name: str
     sha256: str
     bodies: Sequence[bytes]
+    files: tuple[str, ...] = ()
+    """Where each image lies, if each is a file."""
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def called(self, index: int) -> str:
+        """An image's name in messages."""
+        return self.files[index] if self.files else f"{self.name}: image {index}"
 
 
 def is_training_split(name: str) -> bool:
@@ -92,8 +110,19 @@ def is_training_split(name: str) -> bool:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The images directly in a folder, sorted by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+    """The images directly in a folder, sorted by name.
+
+    Raises:
+        ConfigError: if there are images of a format that is not read.
+    """
+    files = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    unread = [p for p in files if p.suffix.lower() in UNREAD_SUFFIXES]
+    if unread:
+        raise ConfigError(
+            f"{folder}: {len(unread)} images are of formats that are not read here, such as {unread[0].name}; expected "
+            f"{', '.join(SUFFIXES)}: convert them, or move them elsewhere"
+        )
+    return [p for p in files if p.suffix.lower() in SUFFIXES and p.is_file()]
 
 
 def read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:

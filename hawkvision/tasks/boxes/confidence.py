@@ -1,7 +1,8 @@
 """How sure a detector is of an image as a whole, from its boxes.
 
-Boxes are taken as independent, each with the calibrated probability that it is right. Other scores were measured and
-were no better: `docs/benchmarks/detection.md`.
+Boxes are taken as independent, each with the calibrated probability that it is right. Objects without a box are not
+counted, so the value orders images well and is itself too high where a model misses many. Other scores were measured
+and were no better: `docs/benchmarks/detection.md`.
 """
 
 from __future__ import annotations

@@ -37,16 +37,20 @@ class CenterNet(BoxDecoder):
         "heatmap": ("heatmap", "hm", "keypoints", "tower_0/keypoints"),
         "sides": ("wh", "tower_0/wh"),
     }
+    optional: Mapping[str, Sequence[str]] = {"offset": ("reg", "offset", "hm_offset")}
 
     def check(self, tensors: Role) -> None:
         """See `BoxDecoder.check`."""
         channels = 2 if self.settings.sides == "size" else 4
-        for role, size in (("heatmap", self.classes), ("sides", channels)):
+        for role, size in (("heatmap", self.classes), ("sides", channels), ("offset", 2)):
+            if role not in tensors:
+                continue
             if self.settings.layout == "nchw" and tensors[role].ndim == 4:
                 tensors[role] = tensors[role].transpose(0, 2, 3, 1)
             self.shape(tensors, role, None, None, size)
-        if tensors["heatmap"].shape[:3] != tensors["sides"].shape[:3] or not tensors["heatmap"].size:
-            self.refuse(f"a heat map of {tensors['heatmap'].shape[1:3]} and sides of {tensors['sides'].shape[1:3]}")
+        cells = {role: tensor.shape[1:3] for role, tensor in tensors.items()}
+        if len(set(cells.values())) != 1 or not tensors["heatmap"].size:
+            self.refuse(f"grids of {', '.join(f'{grid} ({role})' for role, grid in cells.items())}")
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Peaks of the heat map."""
@@ -60,7 +64,10 @@ class CenterNet(BoxDecoder):
             tensors["sides"][image].reshape(height * width, tensors["sides"].shape[3])[found.boxes].astype(np.float64)
         )
         cell = np.array([self.spec.width / width, self.spec.height / height])
-        centre = np.stack([found.boxes % width, found.boxes // width], axis=1) * cell
+        centre = np.stack([found.boxes % width, found.boxes // width], axis=1).astype(np.float64)
+        if "offset" in tensors:
+            centre += tensors["offset"][image].reshape(height * width, 2)[found.boxes]
+        centre *= cell
         if self.settings.sides == "size":
             half = sides * cell / 2
             boxes = np.concatenate([centre - half, centre + half], axis=1)

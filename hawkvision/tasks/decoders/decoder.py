@@ -94,13 +94,18 @@ class BoxDecoder(Decoder):
     options: type[msgspec.Struct] = BoxOptions
     roles: Mapping[str, Sequence[str]]
     """The tensors that are read, each with its usual names, best first."""
+    optional: Mapping[str, Sequence[str]] = {}
+    """Tensors that only some models have, read by name alone."""
+    asked: Mapping[str, str] = {}
+    """Options whose wrong value no tensor shows, with what they say, which the owner of a model must state."""
 
     def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
         """See `Decoder`."""
         super().__init__(options, spec, labels)
-        unknown = sorted(self.settings.outputs.keys() - self.roles.keys())
+        roles = (*self.roles, *self.optional)
+        unknown = sorted(self.settings.outputs.keys() - set(roles))
         if unknown:
-            raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(self.roles)}")
+            raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(roles)}")
         self._map = _class_map(self.settings.class_map, labels)
 
     @property
@@ -136,7 +141,8 @@ class BoxDecoder(Decoder):
     def _by_role(self, tensors: Tensors) -> dict[str, NDArray[np.float32]]:
         """The tensors that are read. Where a name says nothing, the model's outputs are taken in their order."""
         names = list(tensors)
-        by_order = dict(zip(self.roles, names, strict=False)) if len(names) >= len(self.roles) else {}
+        roles = (*self.roles, *self.optional)
+        by_order = dict(zip(roles, names, strict=False)) if len(names) >= len(self.roles) else {}
         found: dict[str, NDArray[np.float32]] = {}
         usual = {role: next((name for name in self.roles[role] if name in tensors), None) for role in self.roles}
         for role in self.roles:
@@ -146,11 +152,26 @@ class BoxDecoder(Decoder):
             if name is None or name not in tensors:
                 self.refuse(f"no output {name or role!r}; the model has {', '.join(names) or 'none'}")
             found[role] = tensors[name]
+        ordered = not (self.settings.outputs or all(usual.values()))
+        found |= self._by_name(tensors, by_order if ordered else {})
         lengths = {len(tensor) if tensor.ndim else -1 for tensor in found.values()}
         if len(lengths) != 1 or -1 in lengths:
             self.refuse(f"outputs of {sorted(lengths)} images")
         if not all(np.isfinite(tensor).all() for tensor in found.values()):
             self.refuse("outputs that are not finite")
+        return found
+
+    def _by_name(self, tensors: Tensors, by_order: Mapping[str, str]) -> dict[str, NDArray[np.float32]]:
+        """The optional tensors that the model gives."""
+        found: dict[str, NDArray[np.float32]] = {}
+        for role, usual in self.optional.items():
+            stated = self.settings.outputs.get(role)
+            if stated is not None and stated not in tensors:
+                self.refuse(f"no output {stated!r}; the model has {', '.join(tensors)}")
+            names = (stated,) if stated is not None else (*usual, by_order.get(role, ""))
+            name = next((each for each in names if each in tensors), None)
+            if name is not None:
+                found[role] = tensors[name]
         return found
 
     def refuse(self, found: str) -> NoReturn:

@@ -47,6 +47,8 @@ class Detections(BoxDecoder):
 
 class _TfOptions(_Options, frozen=True, kw_only=True):
     scale: Literal["pixels", "fractions"] = "fractions"
+    first_class: Literal[0, 1] = 0
+    """The model's number of the first class: 1 in saved models, 0 in TFLite's."""
 
 
 class TfDetections(Detections):
@@ -59,6 +61,7 @@ class TfDetections(Detections):
         "scores": ("detection_scores",),
         "count": ("num_detections",),
     }
+    asked: Mapping[str, str] = {"first_class": "the model's number of the first label: 1 (saved models) or 0 (TFLite)"}
 
     def check(self, tensors: Role) -> None:
         """See `BoxDecoder.check`."""
@@ -70,4 +73,5 @@ class TfDetections(Detections):
         """As many rows as are said to be boxes."""
         rows = slice(0, int(np.clip(tensors["count"][image].reshape(-1)[0], 0, tensors["scores"].shape[1])))
         boxes = tensors["boxes"][image][rows][:, [1, 0, 3, 2]]
-        return self.detected(boxes, tensors["scores"][image][rows], tensors["classes"][image][rows])
+        classes = tensors["classes"][image][rows] - self.settings.first_class
+        return self.detected(boxes, tensors["scores"][image][rows], classes)

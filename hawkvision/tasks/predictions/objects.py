@@ -41,7 +41,10 @@ class Detection(Prediction, frozen=True):
     objects: tuple[DetectedObject, ...]
     """At most `MOST`."""
     confidence: float
-    """The expected F1 of the objects, by the calibrated probabilities of all boxes."""
+    """The expected F1 of the objects, by the calibrated probabilities of all boxes.
+
+    It is too high where a model misses objects without any box: nothing in its output speaks of them.
+    """
 
     def summary(self) -> str:
         """See `Prediction.summary`: how many objects of each class."""

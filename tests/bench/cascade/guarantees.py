@@ -15,7 +15,7 @@ alarms in traffic on the exact bounds, per 100,000 requests; once with disagreem
 *Node:* one run of each fault through an edge node over HTTP to a datacenter tier of this bench, for classification and
 detection: `certified` counts the answers still certified after the derived 95th percentile; it must be 0. There, as few
 audits take place as a monitored stream needs (half of those due), and as many run when the fault begins as ever can.
-Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false alarms exceed their bound.
+Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false alarms exceed theirs.
 """
 
 from __future__ import annotations
@@ -288,7 +288,8 @@ def detected(count: int) -> Prediction:
     tensors = TENSORS["detection"]
     assert tensors is not None
     (output,) = DETECTION.outputs(tensors, 1.0)
-    return DETECTION.predict(output[:count], 1)
+    found: Prediction = DETECTION.predict(output[:count], 1)
+    return found
 
 
 def claims_at(it: Bench, target: Target) -> Claims:

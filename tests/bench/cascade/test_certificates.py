@@ -21,12 +21,17 @@ from hawkvision.cascade.certification.bounds import paired_exact_p
 from hawkvision.cascade.certification.certificate import (
     Method,
     Sample,
+    StageOutcomes,
+    Thresholds,
     certify,
+    drop_bound,
     sweep,
     threshold_grid,
     two_levels,
 )
 from tests.bench.cascade.certificates import Cell, make_pool, show, study, verdict, write_cells
+from tests.bench.cascade.fractional_losses import ADVERSARIES, KINDS, draw, kept, of_kind, upper
+from tests.bench.cascade.fractional_losses import study as study_fractions
 from tests.bench.cascade.threshold_rules import (
     OTHERS,
     OURS,
@@ -219,3 +224,32 @@ def test_a_pair_that_is_none_is_named() -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 2
     assert "'cifar10:tiny'" in ran.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_fractional_samples_are_certified_as_the_product_certifies_each(kind: str) -> None:
+    population = of_kind(kind, 300)
+    draws = draw(population, 80, 12, np.random.default_rng(4))
+    drop, bounds = 0.1, 2.0 * upper((draws.lost + 1.0) / 2.0, DELTA) - 1.0
+    steps = kept((draws.lost + 1.0) / 2.0, draws.scores, population.path, (1.0 + drop) / 2.0)
+    agreeing = kept(draws.disagreements, draws.scores, population.path, 0.3)
+    assert len({*steps.tolist(), *agreeing.tolist()}) > 2
+    for row in range(12):
+        edge = StageOutcomes(draws.scores[row], draws.edge_losses[row], draws.disagreements[row])
+        sample = Sample(edge, draws.reference_losses[row], binary=False)
+        assert certify(sample, population.path, drop, DELTA, Method.BETTING).thresholds == population.path[steps[row]]
+        without = Sample(StageOutcomes(edge.scores, np.zeros(80), edge.disagreements), np.zeros(80), binary=False)
+        found = certify(without, population.path, 0.3, DELTA, Method.AGREEMENT)
+        assert found.thresholds == population.path[agreeing[row]]
+        never = next(sweep(sample, (Thresholds(-np.inf),)))
+        assert drop_bound(sample, never, DELTA, Method.BETTING) == pytest.approx(max(bounds[row], 0.0), abs=3e-4)
+
+
+@pytest.mark.parametrize("name", [*KINDS, *(make.__name__ for make in ADVERSARIES)])
+def test_no_statement_about_fractional_losses_is_wrong_more_often_than_it_says(name: str) -> None:
+    made = next((make for make in ADVERSARIES if make.__name__ == name), None)
+    population = of_kind(name, 400) if made is None else made(np.random.default_rng(1), 400)
+    for n in (50, 200):
+        cells = study_fractions(population, n, draws=300, seed=2)
+        assert {cell.statement for cell in cells} >= {"drop", "fast", "agreement", "interval", "min_accuracy"}
+        assert not any(cell.broken for cell in cells), cells

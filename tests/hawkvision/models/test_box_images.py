@@ -128,6 +128,7 @@ def test_images_that_a_model_was_trained_on_are_marked(tmp_path: Path) -> None:
     assert trained(write_yolo(tmp_path / "yolo"), ids) == [False, True, False]
     assert trained(write_yolo(tmp_path / "split", split="train")) == [True] * 3
     assert trained(write_yolo(tmp_path / "train")) == [True] * 3
+    assert trained(write_coco(tmp_path / "training", "_annotations.coco.json")) == [True] * 3
     assert trained(write_coco(tmp_path / "more" / "train", "_annotations.coco.json")) == [True] * 3
     assert trained(write_yolo(tmp_path / "trains")) is None
 
@@ -294,3 +295,52 @@ def test_any_bytes_are_annotations_or_refused(tmp_path: Path, data: bytes) -> No
     assert found.boxes is not None
     assert ((found.boxes >= 0.0) & (found.boxes <= 1.0)).all()
     assert set(found.classes.tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("place", ["classes.txt", "labels/classes.txt", "data.yaml", "../data.yaml"])
+def test_class_indices_of_yolo_are_those_of_the_list_beside_them(place: str, tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "set" / "valid")
+    names = ["rocket", "dog", "cat"]
+    text = (
+        "\n".join(names)
+        if place.endswith("txt")
+        else "nc: 3\nnames:\n" + "".join(f"  {i}: {n}\n" for i, n in enumerate(names))
+    )
+    (root / place).write_text(text)
+    annotations = read_annotated(root, LABELS).annotations
+    assert annotations is not None
+    assert annotations[0].classes.tolist() == [2, 0]
+    (root / place).write_text(text.replace("dog", "horse"))
+    with pytest.raises(ConfigError, match="'horse' is no label of the task"):
+        read_annotated(root, LABELS)
+
+
+def test_a_description_without_names_is_refused(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "yolo")
+    for text in ("nc: 3", "names: 3", "[1", "names: {a: b}"):
+        (root / "data.yaml").write_text(text)
+        with pytest.raises(ConfigError, match="expected `names` of the classes"):
+            read_annotated(root, LABELS)
+
+
+def test_categories_that_no_annotation_uses_need_no_label(tmp_path: Path) -> None:
+    categories = [{"id": 0, "name": "things"}, {"id": 17, "name": "cat"}, {"id": 90, "name": "rocket"}]
+    assert len(read_annotated(write_coco(tmp_path, categories=categories), LABELS)) == 3
+
+
+def test_other_forms_of_annotations_are_named(tmp_path: Path) -> None:
+    (tmp_path / "voc" / "Annotations").mkdir(parents=True)
+    (tmp_path / "voc" / "Annotations" / "a.xml").write_text("<annotation/>")
+    write_coco(tmp_path / "coco")
+    write_yolo(tmp_path / "splits" / "valid")
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.jpg").write_bytes(BODIES[0])
+    (tmp_path / "flat" / "a.txt").write_text("0 0.5 0.5 0.1 0.1")
+    said = {
+        "voc": "Pascal VOC", "voc/Annotations": "Pascal VOC", "coco": r"give their file, such as .*instances_val.json",
+        "splits": "give one, such as .*valid", "flat": "beside the images", "voc/Annotations/a.xml": "another form",
+        "nowhere": "no such file",
+    }  # fmt: skip
+    for place, says in said.items():
+        with pytest.raises(ConfigError, match=says):
+            read_annotated(tmp_path / place, LABELS)

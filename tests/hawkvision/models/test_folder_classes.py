@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.image_sets.folder_classes import directory_classes
+from hawkvision.models.datasets import read_images
+from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
 from tests.fuzz.examples import SHARED_FIXTURE, examples
@@ -71,7 +72,7 @@ def test_a_class_map_that_names_no_class_is_refused(text: str, said: str, tmp_pa
 
 
 def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"horse: .*'tench' or an index from 0 to 999, or a name such as 'n0"):
+    with pytest.raises(ConfigError, match=r"horse: .*'tench', or an index from 0 to 999, or a name such as 'n0"):
         read_labelled(folder_of(tmp_path / "images", "horse"), "imagenet", MODELS)
 
 
@@ -85,3 +86,26 @@ def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> No
     except ConfigError:
         return
     assert all(0 <= index < len(LABELS) for index in found.values())
+
+
+def test_labels_that_are_numbers_are_never_taken_for_indices(tmp_path: Path) -> None:
+    assert class_numbers(("cat", "dog")) == {"cat": 0, "dog": 1, "0": 0, "1": 1}
+    assert class_numbers(("0", "1")) == {"0": 0, "1": 1}
+    assert class_numbers(("10", "2", "cat")) == {"10": 0, "2": 1, "cat": 2}
+    assert class_numbers(("cat", "7")) == {"cat": 0, "7": 1, "0": 0, "1": 1}
+    folders = folder_of(tmp_path / "images", "1", "2", "10")
+    assert read_images(folders, ("1", "10", "2")).labels.tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError, match="expected a label such as '1'; --class-map"):
+        read_images(folder_of(tmp_path / "others", "0"), ("1", "10", "2"))
+
+
+def test_names_of_directories_may_be_composed_in_either_way(tmp_path: Path) -> None:
+    folders = folder_of(tmp_path, "e\u0301te\u0301", ".ipynb_checkpoints")
+    assert read_images(folders, ("cat", "\u00e9t\u00e9")).labels.tolist() == [1]
+
+
+def test_images_of_formats_that_are_not_read_are_not_left_out_silently(tmp_path: Path) -> None:
+    folders = folder_of(tmp_path, "cat")
+    (folders / "cat" / "b.BMP").write_bytes(b"BM")
+    with pytest.raises(ConfigError, match=r"1 images are of formats that are not read here, such as b.BMP"):
+        read_images(folders, LABELS)

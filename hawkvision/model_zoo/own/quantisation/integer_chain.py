@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hawkvision.core.errors import CompileError
 from hawkvision.integer.reference import LUMINANCE
-from hawkvision.model_zoo.own.conversion import IMAGE
-from hawkvision.model_zoo.own.graph_facts import attributes_of
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE
+from hawkvision.model_zoo.own.graphs.graph_facts import attributes_of
 from hawkvision.model_zoo.own.quantisation.integer_fit import PASSIVE, GraphView, limits_of, misfits, padding
 
 Reals = NDArray[np.float64]

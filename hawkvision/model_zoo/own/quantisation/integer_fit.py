@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from hawkvision.core.types import LOGITS
 from hawkvision.integer.nodes import MAX_CHANNELS, MAX_KERNEL, MAX_SIDE, MAX_WEIGHTS
-from hawkvision.model_zoo.own.conversion import IMAGE
-from hawkvision.model_zoo.own.graph_facts import attributes_of, constants_of
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE
+from hawkvision.model_zoo.own.graphs.graph_facts import attributes_of, constants_of
 
 LAYERS: Final = ("Conv", "Gemm", "MatMul")
 PASSIVE: Final = ("Cast", "Identity", "Dropout")

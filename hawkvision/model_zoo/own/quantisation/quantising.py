@@ -28,7 +28,7 @@ from hawkvision.model_zoo.own.task_folder import store
 from hawkvision.model_zoo.own.tiers import TierName
 from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.datasets import read_unlabelled
+from hawkvision.models.datasets import LabelledImages, UnlabelledImages, read_unlabelled
 from hawkvision.models.manifest import (
     FLOAT_OR_INT8,
     FileSource,
@@ -141,10 +141,10 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models
         evidence = read_evidence(order.data, kind, manifest, models, reading)
         usable = split_images(manifest, evidence.images, SPLIT_SEED, fit_on_trained=True).profile
         truths: list[Truth] | None = evidence.truths
-        bodies = evidence.images.bodies
+        images: LabelledImages | UnlabelledImages = evidence.images
     else:
-        flat = read_unlabelled(order.data)
-        usable, truths, bodies = np.arange(len(flat)), None, flat.bodies
+        images, truths = read_unlabelled(order.data), None
+        usable = np.arange(len(images))
     if len(usable) < FEWEST:
         what = " in the profile part (a fifth of all)" if order.labelled else ""
         raise ConfigError(f"{order.data}: {len(usable)} images{what}; expected at least {FEWEST}")
@@ -153,7 +153,7 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models
     second = drawn[len(first) : len(first) + MOST_TO_MEASURE]
 
     def named(chosen: NDArray[Any]) -> list[tuple[str, bytes]]:
-        return [(f"{order.data}: image {at}", bodies[at]) for at in chosen]
+        return [(images.called(at), images.bodies[at]) for at in chosen]
 
     return _Parts(named(first), named(second), None if truths is None else [truths[at] for at in second])
 

@@ -17,7 +17,7 @@ import onnx
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Pixels
-from hawkvision.model_zoo.own.conversion import IMAGE
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE
 from hawkvision.system.onnx_runtime import ort, quantiser
 
 LEAST_OPSET: Final = 13

@@ -31,6 +31,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.stages.cascade_executor import run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
+from hawkvision.system.child_server import adopt_orphans
 from hawkvision.tasks.classification import ClassificationKind
 from tests.hawkvision.datacenter.conftest import image
 
@@ -275,5 +276,5 @@ async def main(models: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     local_ray.set_environment()
-    local_ray.adopt_orphans()
+    adopt_orphans()
     print(json.dumps(asyncio.run(main(Path(sys.argv[1])))), flush=True)

@@ -76,11 +76,12 @@ def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path
 
 
 def test_unknown_stage_to_certify_against_is_named(tmp_path: Path) -> None:
+    bodies = [encoded(height=8, width=8, seed=seed) for seed in range(100)]
     np.savez(
         tmp_path / "p.npz",
-        data=np.frombuffer(encoded() * 100, np.uint8),
-        offsets=np.arange(101) * len(encoded()),
-        labels=np.zeros(100, np.int64),
+        data=np.frombuffer(b"".join(bodies), np.uint8),
+        offsets=np.cumsum([0, *map(len, bodies)]),
+        labels=np.arange(100) % 2,
     )
     ran = calibrate("--best", "resnet", "--data", str(tmp_path / "p.npz"), "--out", str(tmp_path / "p.json"))
     assert ran.returncode == 1

@@ -19,9 +19,12 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
+from hawkvision.model_zoo.calibration import summary
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.certification import certify_design, share_of_delta
 from hawkvision.model_zoo.calibration.certify import certify_site
+from hawkvision.models.manifest import load_manifest
+from hawkvision.tasks.registry import load_kind
 from tests.hawkvision.model_zoo.band_task import BandTask, write_band_images, write_band_task
 
 
@@ -121,15 +124,14 @@ def test_copies_of_images_are_no_further_evidence(site: Site, tmp_path: Path) ->
     copied, contradicting = tmp_path / "copied.npz", tmp_path / "contradicting.npz"
     with np.load(site.few) as few:
         known = {name: few[name] for name in few.files}
-    offsets = np.concatenate(
-        [known["offsets"][:1], *(known["offsets"][1:] + i * known["offsets"][-1] for i in range(5))]
-    )
-    many = {"data": np.tile(known["data"][: known["offsets"][-1]], 5), "offsets": offsets}
-    np.savez(copied, **many, labels=np.tile(known["labels"], 5))
+    end = known["offsets"][-1]
+    offsets = np.concatenate([known["offsets"][:1], *(known["offsets"][1:] + i * end for i in range(5))])
+    data = np.tile(known["data"][:end], 5)
+    np.savez(copied, data=data, offsets=offsets, labels=np.tile(known["labels"], 5))
     once, often = (certified(site, each, tmp_path / "p.json").pairs[0].conditions for each in (site.few, copied))
     assert {c.n for c in often[0].certificates} == {60}
     assert often == once
-    np.savez(contradicting, **many, labels=np.arange(300) // 60 % 4)
+    np.savez(contradicting, data=data, offsets=offsets, labels=np.arange(300) // 60 % 4)
     with pytest.raises(ConfigError, match="have the same bytes and different labels"):
         certified(site, contradicting, tmp_path / "p.json")
 
@@ -209,6 +211,37 @@ def test_calibrating_with_images_of_their_own_to_certify_leaves_all_others_to_th
     ]
     with pytest.raises(ConfigError, match="900 of the images are in --data"):
         calibrate("bands", task.data, out, seed=5, certify_data=task.data, models=task.models, cache=task.cache)
+
+
+def test_calibrating_other_models_on_the_same_images_halves_delta_and_the_same_ones_again_does_not(
+    site: Site, tmp_path: Path
+) -> None:
+    out, models, cache = tmp_path / "p.json", tmp_path / "models", tmp_path / "cache"
+    shutil.copytree(site.task.models, models)
+    shutil.copytree(site.task.cache, cache)
+
+    def calibrated(seed: int = 3) -> tuple[int | None, float, list[str]]:
+        profile = calibrate("bands", site.task.data, out, seed=seed, models=models, cache=cache)
+        notes = list(summary.notes(profile, load_kind(load_manifest("bands", models), models)))
+        return profile.uses[1].openings, profile.pairs[0].conditions[0].fast.delta, notes
+
+    assert calibrated()[:2] == (1, 0.05)
+    assert calibrated()[:2] == (1, 0.05)
+    manifest = models / "bands" / "manifest.toml"
+    manifest.write_text(manifest.read_text().replace("\nsha256 = ", "\ntemperature = 1.5\nsha256 = ", 1))
+    openings, delta, notes = calibrated()
+    assert (openings, delta) == (2, 0.025)
+    assert any("certified 2 designs" in note for note in notes)
+    assert calibrated()[:2] == (2, 0.025)
+    assert calibrated(seed=4)[:2] == (3, 0.0125)
+
+
+def test_a_profile_of_another_task_is_refused(site: Site, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_bytes(dump(msgspec.structs.replace(load_profile(site.task.profile), task="stripes")))
+    config = EdgeConfig(task="bands", models_dir=site.task.models, cache_dir=site.task.cache, profile=other)
+    with pytest.raises(ManifestError, match="the profile of task 'stripes', not of 'bands'"):
+        load_components(config)
 
 
 def test_a_site_pays_for_compared_configurations_and_for_a_second_opening(site: Site, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_the_command_prints_what_it_found_and_what_to_type_next(task: QuartersTa
     for each in profile.pairs[0].conditions[0].certificates:
         if each.to_best < 1.0 and each.max_drop < profile.pairs[0].conditions[0].fast.max_drop:
             assert f"\n{each.max_drop:g} " in ran.output
-    assert f"hawkvision edge up --task quarters --profile {out}" in ran.output
+    assert f"hawkvision up --task quarters --profile {out}" in ran.output
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
-from hawkvision.model_zoo.own.owner_facts import OwnerFacts
+from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
@@ -232,6 +232,12 @@ def test_a_detector_is_read_by_its_decoder(tmp_path: Path) -> None:
         add()
     with pytest.raises(ConfigError, match=r"--decoder yolov5: .*the model gave rows of shape"):
         add(decoder="yolov5")
+    with pytest.raises(ConfigError, match=r"beyond the image; .*scale=pixels"):
+        add(decoder="yolov8", decoder_options={"scale": "fractions"})
+    with pytest.raises(
+        ConfigError, match=r"--decoder-option +first_class=VALUE: the model's number of the first label"
+    ):
+        add(decoder="tf_detections")
     added = add(decoder="yolov8", decoder_options={"iou": 0.5})
     assert (added.manifest.kind, added.variant.decoder) == ("detection", "yolov8")
     assert load_manifest("yard", tmp_path / "models") == added.manifest

@@ -9,6 +9,7 @@ import cv2
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from hawkvision.cli import app
@@ -16,7 +17,8 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.adding import AddOrder, add_model
 from hawkvision.model_zoo.own.checking import check
-from hawkvision.model_zoo.own.owner_facts import OwnerFacts
+from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
+from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
 from tests.hawkvision.model_zoo.own.exports import MEAN, STD, as_torch_takes, save_torch_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images
@@ -108,7 +110,10 @@ def test_predictions_as_json_lines_are_compared_by_the_kind(owned: Path, tmp_pat
     ("text", "says"),
     [
         ("a,b\n0.png,ring", "expected a header with file, label and probability; found a, b"),
-        ("file,label\n0.png,dog", "line 2: 'dog' is no label of the task and no index below 5"),
+        (
+            "file,label\n0.png,dog",
+            "line 2: 'dog' is no label of the task and no index below 5",
+        ),
         ("file,label,score\n0.png,ring,1.5", "line 2: expected a probability of 0 to 1, got '1.5'"),
         ("file,label\n", "expected a row per image"),
         ("file,label\nnone.png,ring", r"none.png: cannot read the image: .*--data names the folder"),
@@ -124,3 +129,56 @@ def test_what_is_wrong_with_a_reference_is_named(text: str, says: str, owned: Pa
             "shapes", tmp_path / "r.csv", data=owned, stage=None, tolerance=0.05, models=Path(words[3]),
             cache=Path(words[5]),
         )  # fmt: skip
+
+
+def test_an_owner_who_shrinks_images_by_another_library_is_told_which(owned: Path, tmp_path: Path) -> None:
+    shown, _ = shape_images(30, 3, 4 * HEIGHT, 4 * WIDTH)
+    session = ort.InferenceSession(str(owned / "net.onnx"))
+    rows = ["file,label,probability"]
+    for index, image in enumerate(shown):
+        assert cv2.imwrite(str(tmp_path / f"{index}.png"), image[..., ::-1])
+        small = np.asarray(Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+        row = softmax(session.run(None, {"input": as_torch_takes(small[np.newaxis])})[0])[0]
+        rows.append(f"{index}.png,{LABELS[row.argmax()]},{row.max():.6f}")
+    (tmp_path / "p.csv").write_text("\n".join(rows))
+    done = checked(tmp_path / "p.csv", [*added(owned, tmp_path), "--tolerance", "0.001"])
+    assert done.exit_code == 1
+    assert "with --fit stretch --interpolation pillow_bicubic" in " ".join(done.output.split())
+    words = added(owned, tmp_path, interpolation="pillow_bicubic")
+    done = checked(tmp_path / "p.csv", [*words, "--tolerance", "0.001"])
+    assert done.exit_code == 0, done.output
+
+
+def tables(rows: list[list[str]]) -> dict[str, str]:
+    """The same predictions in the forms that programs write."""
+    per_label = [[f, *(p if label == each else "0" for each in LABELS)] for f, label, p in rows]
+    return {
+        "semicolons": "\n".join(map(";".join, [["file", "label", "probability"], *rows])),
+        "tabs": "\n".join(map("\t".join, [["File Name", "Predicted_Label", "Score"], *rows])),
+        "per cent": "\r\n".join(f"{f},{label},{100 * float(p):.4f}%" for f, label, p in [["file", "label", "0"], *rows])
+        .replace("file,label,0.0000%", "file,label,probability"),
+        "indices of a table": "\n".join(["path,index", *(f"{f},{LABELS.index(label)}.0" for f, label, _ in rows)]),
+        "a column per label": "\n".join(map(",".join, [["file", *LABELS], *per_label])),
+        "json lines": "\n".join(f'{{"file": "{f}", "label": "{label}", "probability": {p}}}' for f, label, p in rows),
+    }  # fmt: skip
+
+
+def test_predictions_are_read_from_the_tables_that_programs_write(owned: Path, tmp_path: Path) -> None:
+    rows = [line.split(",") for line in (owned / "predictions.csv").read_text().splitlines()[1:]]
+    words = added(owned, tmp_path)
+    for name, text in tables(rows).items():
+        (tmp_path / "r").write_text(text)
+        found = check(
+            "shapes", tmp_path / "r", data=owned, stage=None, tolerance=0.001, models=Path(words[3]),
+            cache=Path(words[5]),
+        )  # fmt: skip
+        assert found.agrees, name
+        assert len(found.images) == len(rows), name
+
+
+def test_probabilities_of_another_temperature_are_told_from_a_wrong_preparation(owned: Path, tmp_path: Path) -> None:
+    rows = [line.split(",") for line in (owned / "predictions.csv").read_text().splitlines()[1:]]
+    (tmp_path / "r.csv").write_text("\n".join(["file,label,probability", *(f"{f},{label},1" for f, label, _ in rows)]))
+    done = checked(tmp_path / "r.csv", [*added(owned, tmp_path), "--data", str(owned), "--tolerance", "0.01"])
+    assert done.exit_code == 1
+    assert "all labels agree, only probabilities differ" in " ".join(done.output.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,10 +15,14 @@ from hawkvision.core.types import Tensors
 from hawkvision.tasks.boxes.rows import MOST
 from hawkvision.tasks.decoders.decoder import Decoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
+from hawkvision.tasks.detection import DetectionKind
 from tests.hawkvision.tasks.decoders.raw import CLASSES, EXPORTS, SPEC, Objects, ends, yolov8
 
 EXACT = {"CenterNet": 0.02}
 """Tolerance of coordinates in fractions, where the format rounds; 1e-5 of the others."""
+
+
+KIND = DetectionKind([str(i) for i in range(CLASSES)], {"threshold": 0.06})
 
 
 def decoder(export: str, **options: Any) -> Decoder:
@@ -55,7 +60,7 @@ def test_boxes_come_back_from_what_such_a_model_gives(export: str, found: Object
 
 @pytest.mark.parametrize("export", EXPORTS)
 @given(data=st.data())
-def test_any_tensors_give_finite_boxes_or_an_error_of_the_backend(export: str, data: st.DataObject) -> None:
+def test_any_tensors_give_boxes_that_can_be_served_or_an_error_of_the_backend(export: str, data: st.DataObject) -> None:
     """Of the expected shapes and of others, with values that no model should give."""
     one = Objects(np.array([[0.2, 0.3, 0.5, 0.6]]), np.array([0.9]), np.array([1]))
     tensors = dict(EXPORTS[export][2](one))
@@ -78,6 +83,13 @@ def test_any_tensors_give_finite_boxes_or_an_error_of_the_backend(export: str, d
     assert all(np.isfinite(each).all() and each.dtype == np.float32 for each in decoded.values())
     assert ((decoded["scores"] >= 0) & (decoded["scores"] <= 1)).all()
     assert decoded["scores"].shape[1] <= MOST
+    temperature = data.draw(st.sampled_from([1.0, 0.05, 20.0]))
+    for output in KIND.outputs(decoded, temperature):
+        prediction = KIND.predict(KIND.place(output, lambda corners: corners * 2.0 - 0.5), 1)
+        reply = msgspec.json.encode(KIND.encode_reply(prediction))
+        assert KIND.decode_reply(reply) == prediction
+        assert KIND.disagreement(prediction, prediction) == 0.0
+        assert 0.0 <= KIND.confidence(prediction) <= 1.0
 
 
 @pytest.mark.parametrize("export", EXPORTS)
@@ -92,6 +104,20 @@ def test_images_of_a_batch_are_decoded_each_alone(export: str) -> None:
         wanted = decoder(export)(each)
         for name, tensor in wanted.items():
             np.testing.assert_array_equal(found[name][i, : tensor.shape[1]], tensor[0])
+
+
+def test_ten_thousand_classes_and_no_candidates_are_decoded() -> None:
+    many = decoder_class("yolov8")({}, SPEC, 10_000)
+    tensor = np.zeros((2, 4 + 10_000, 21), np.float32)
+    tensor[1, :4, 5], tensor[1, 4 + 9_999, 5] = (96.0, 64.0, 20.0, 10.0), 0.9
+    found = many({"output0": tensor})
+    assert found["classes"][found["scores"] > 0].tolist() == [9_999]
+    empty = many({"output0": tensor[:, :, :0]})
+    assert {name: each.shape for name, each in empty.items()} == {
+        "boxes": (2, 0, 4),
+        "scores": (2, 0),
+        "classes": (2, 0),
+    }
 
 
 # Suppression, maps, limits
@@ -185,3 +211,22 @@ def test_logits_are_passed_on() -> None:
     assert decoder_class("logits")({"output": "b"}, SPEC, 3)(several)["logits"] is several["b"]
     with pytest.raises(BackendError, match="no output 'logits'; the model has a, b"):
         decoder_class("logits")({}, SPEC, 3)(several)
+
+
+@pytest.mark.parametrize("name", ["reg", "third"])
+def test_centres_of_centernet_lie_where_their_offset_says(name: str) -> None:
+    one = Objects(np.array([LEFT]), np.array([0.9]), np.array([1]))
+    tensors = EXPORTS["CenterNet"][2](one)
+    heatmap, sides = tensors["hm"], tensors["wh"]
+    offset = np.full_like(sides, 0.5)
+    names = ("hm", "wh", "reg") if name == "reg" else ("first", "second", "third")
+    plain = decoder("CenterNet")(dict(zip(names, (heatmap, sides), strict=False)))["boxes"][0, 0]
+    moved = decoder("CenterNet")(dict(zip(names, (heatmap, sides, offset), strict=True)))["boxes"][0, 0]
+    cell = np.array([0.5 / heatmap.shape[3], 0.5 / heatmap.shape[2]] * 2)
+    np.testing.assert_allclose(moved, plain + cell, atol=1e-6)
+
+
+def test_classes_of_tensorflow_are_counted_from_the_first_that_is_stated() -> None:
+    one = Objects(np.array([LEFT]), np.array([0.9]), np.array([1]))
+    tensors = EXPORTS["TensorFlow's detections"][2](one)
+    assert decoder_class("tf_detections")({"first_class": 1}, SPEC, CLASSES)(tensors)["classes"].tolist() == [[1]]

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import onnx
 
-from hawkvision.model_zoo.own.graph_facts import attributes_of
+from hawkvision.model_zoo.own.graphs.graph_facts import attributes_of
 
 _PRODUCTS: Final = ("Gemm", "MatMul", "QLinearMatMul", "MatMulInteger")
 _CONVOLUTIONS: Final = ("Conv", "ConvTranspose", "QLinearConv", "ConvInteger")

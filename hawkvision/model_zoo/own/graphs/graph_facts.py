@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
-import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from hawkvision.core.errors import ArtifactError
+from hawkvision.model_zoo.own.graphs.reading import dims
 
 Layout: TypeAlias = Literal["nchw", "nhwc"]
 
-MAX_BYTES: Final = 2**31 - 1
-"""Of a model with its weights: what one ONNX file can hold."""
 TYPES: Final[Mapping[int, str]] = {
     TensorProto.UINT8: "uint8",
     TensorProto.FLOAT: "float32",
@@ -27,6 +23,9 @@ TYPES: Final[Mapping[int, str]] = {
 """Types of images that graphs may take."""
 ACTIVATIONS: Final = ("Softmax", "LogSoftmax", "Sigmoid")
 """Operators at the end of a graph that turn logits into probabilities."""
+SIDES: Final = (8, 4096)
+"""Least and largest height and width of an input."""
+_FLOATS: Final = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")
 _TRANSPARENT: Final = ("Identity", "Cast")
 _CHANNELS: Final = (1, 3)
 
@@ -39,10 +38,27 @@ class OutputFacts:
     shape: tuple[int | None, ...]
     activation: str | None
     """The operator of `ACTIVATIONS` that makes it, if one does."""
+    type: str
+    """Of its numbers, as ONNX names it; `MAP` and the like for what is no tensor."""
+    maker: str
+    """The operator that gives it."""
+    source: str
+    """What that operator reads first."""
+
+    @property
+    def is_tensor_of_numbers(self) -> bool:
+        """Whether it is a tensor of numbers, not of text, a map or a sequence."""
+        return self.type in _FLOATS or self.type.startswith(("INT", "UINT", "BOOL"))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers may be logits or probabilities, as far as their type says; quantised ones may be too."""
+        return self.type in (*_FLOATS, "UINT8", "INT8")
 
     def __str__(self) -> str:
+        kind = "" if self.type == "FLOAT" else f" {self.type.lower()}"
         last = "" if self.activation is None else f", by {self.activation}"
-        return f"{self.name!r} {_shape(self.shape)}{last}"
+        return f"{self.name!r}{kind} {_shape(self.shape)}{last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,10 @@ class GraphFacts:
     channels: int | None
     shape: tuple[int | None, ...]
     outputs: tuple[OutputFacts, ...]
+    quantised: bool
+    """Whether it has integer layers, so that numbers that differ in the last bit may be rounded apart."""
+    dynamic: bool
+    """Whether ranges are measured over the whole batch, so that images of a batch change one another's numbers."""
 
     def __str__(self) -> str:
         layout = "layout unknown" if self.layout is None else self.layout.upper()
@@ -71,26 +91,6 @@ class GraphFacts:
         return (second, third, first) if layout == "nchw" else (first, second, third)
 
 
-def read_model(path: Path, fixed: Mapping[str, Sequence[float]]) -> onnx.ModelProto:
-    """An ONNX file with its external weights; inputs named by `fixed` become constants of these values.
-
-    Raises:
-        ArtifactError: if it cannot be read, or is no valid model below 2 GB.
-    """
-    try:
-        model = onnx.load(str(path))
-        onnx.checker.check_model(model)
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot read the model: {error.strerror or error}") from None
-    except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
-        raise ArtifactError(f"{path}: not a valid ONNX model: {str(error).splitlines()[0]}") from None
-    if model.ByteSize() > MAX_BYTES:
-        raise ArtifactError(f"{path}: {model.ByteSize()} bytes; expected at most {MAX_BYTES}")
-    for name, values in fixed.items():
-        _fix(model.graph, name, values, str(path))
-    return _without_weights_as_inputs(model)
-
-
 def facts_of(model: onnx.ModelProto, where: str) -> GraphFacts:
     """What a graph says; `where` names it in errors.
 
@@ -99,12 +99,12 @@ def facts_of(model: onnx.ModelProto, where: str) -> GraphFacts:
     """
     inputs = list(model.graph.input)
     if len(inputs) != 1:
-        names = ", ".join(f"{each.name!r} {_shape(_dims(each))}" for each in inputs) or "none"
+        names = ", ".join(f"{each.name!r} {_shape(dims(each))}" for each in inputs) or "none"
         raise ArtifactError(
             f"{where}: expected one input, found {names}; `--set NAME=VALUES` makes others constant, as in "
             "`--set orig_target_sizes=640,640`"
         )
-    shape, kind = _dims(inputs[0]), inputs[0].type.tensor_type.elem_type
+    shape, kind = dims(inputs[0]), inputs[0].type.tensor_type.elem_type
     if len(shape) != 4 or kind not in TYPES:
         found = f"{TensorProto.DataType.Name(kind)} {_shape(shape)}"
         raise ArtifactError(
@@ -112,13 +112,36 @@ def facts_of(model: onnx.ModelProto, where: str) -> GraphFacts:
             f"width) or (n, height, width, channels), found {found}"
         )
     layout = _layout(shape)
+    _check_channels(shape, f"{where}: input {inputs[0].name!r}")
     made = {name: node for node in model.graph.node for name in node.output}
-    outputs = tuple(OutputFacts(o.name, _dims(o), _activation(made, o.name)) for o in model.graph.output)
-    unknown = GraphFacts(inputs[0].name, TYPES[kind], layout, shape[0], None, None, None, shape, outputs)
+    operators = {node.op_type for node in model.graph.node}
+    facts = GraphFacts(
+        inputs[0].name, TYPES[kind], layout, shape[0], None, None, None, shape,
+        tuple(_output(value, made) for value in model.graph.output),
+        has_integer_layers(model), "DynamicQuantizeLinear" in operators,
+    )  # fmt: skip
     if layout is None:
-        return unknown
-    height, width, channels = unknown.sizes(layout)
-    return GraphFacts(inputs[0].name, TYPES[kind], layout, shape[0], height, width, channels, shape, outputs)
+        return facts
+    height, width, channels = facts.sizes(layout)
+    return replace(facts, height=height, width=width, channels=channels)
+
+
+def _check_channels(shape: Sequence[int | None], where: str) -> None:
+    """Raises: ArtifactError if neither axis of channels can have 1 or 3."""
+    if all(size is not None and size not in _CHANNELS for size in (shape[1], shape[3])):
+        raise ArtifactError(f"{where}: expected images of 1 or 3 channels, found {_shape(shape)}")
+
+
+def _output(value: onnx.ValueInfoProto, made: Mapping[str, onnx.NodeProto]) -> OutputFacts:
+    kind = str(value.type.WhichOneof("value")).removesuffix("_type").upper()
+    if kind == "TENSOR":
+        kind = str(TensorProto.DataType.Name(value.type.tensor_type.elem_type))
+    maker = made.get(value.name)
+    while maker is not None and maker.op_type in _TRANSPARENT and maker.input[0] in made:
+        maker = made[maker.input[0]]
+    source = "" if maker is None or not maker.input else str(maker.input[0])
+    name = "" if maker is None else str(maker.op_type)
+    return OutputFacts(value.name, dims(value), _activation(made, value.name), kind, name, source)
 
 
 def final_activation(model: onnx.ModelProto, output: str) -> onnx.NodeProto | None:
@@ -171,31 +194,5 @@ def _layout(shape: Sequence[int | None]) -> Layout | None:
     return "nchw" if first else "nhwc"
 
 
-def _dims(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
-    sizes = value.type.tensor_type.shape.dim
-    return tuple(size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None for size in sizes)
-
-
 def _shape(sizes: Sequence[int | None]) -> str:
     return f"({', '.join('any' if size is None else str(size) for size in sizes)})"
-
-
-def _fix(graph: onnx.GraphProto, name: str, values: Sequence[float], where: str) -> None:
-    found = next((each for each in graph.input if each.name == name), None)
-    if found is None:
-        raise ArtifactError(f"{where}: no input {name!r} to set; there are {', '.join(i.name for i in graph.input)}")
-    sizes = [1 if size is None else size for size in _dims(found)]
-    if len(values) != int(np.prod(sizes)):
-        raise ArtifactError(f"{where}: input {name!r}: expected {int(np.prod(sizes))} values, got {len(values)}")
-    kind = helper.tensor_dtype_to_np_dtype(found.type.tensor_type.elem_type)
-    graph.initializer.append(numpy_helper.from_array(np.array(values, kind).reshape(sizes), name))
-    graph.input.remove(found)
-
-
-def _without_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Old exporters list weights as inputs with defaults; runtimes then do not take them for constants."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    for value in [each for each in model.graph.input if each.name in weights]:
-        model.graph.input.remove(value)
-    model.ir_version = max(model.ir_version, 8)
-    return model

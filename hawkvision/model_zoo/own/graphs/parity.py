@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS, Pixels
-from hawkvision.model_zoo.own.conversion import IMAGE, OutputPlan, prepared
-from hawkvision.model_zoo.own.graph_facts import GraphFacts
-from hawkvision.model_zoo.own.owner_facts import Preparation
+from hawkvision.model_zoo.own.graphs.conversion import IMAGE, PREFIX, OutputPlan, prepared
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts
+from hawkvision.model_zoo.own.graphs.owner_facts import Preparation
 from hawkvision.system.onnx_runtime import ort
 
 IMAGES: Final = 3
@@ -22,6 +24,7 @@ LIMIT: Final = 1e-3
 HALF_LIMIT: Final = 3e-2
 """The same for graphs of float16."""
 RUNS: Final = 5
+_NOISE: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (/\S+:\d+ .*?\) (?=[A-Z]))?")
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -48,20 +51,43 @@ def sample_pixels(height: int, width: int, n: int = IMAGES) -> Pixels:
     return np.ascontiguousarray(coarse.repeat(8, axis=1).repeat(8, axis=2)[:, :height, :width])
 
 
-def outputs_of_owner(session: Any, graph: GraphFacts, wanted: Preparation, pixels: Pixels, where: str) -> Arrays:
-    """What the owner's graph gives for the images, one image at a time unless its batch is fixed.
+def outputs_of_owner(session: Any, graph: GraphFacts, taken: NDArray[Any], names: Sequence[str], where: str) -> Arrays:
+    """What the owner's graph gives for prepared images, one at a time unless its batch is fixed.
 
     Raises:
-        ArtifactError: if it does not run.
+        ArtifactError: if it does not run, or what it gives is not finite.
     """
-    taken, names = prepared(pixels, graph, wanted), [output.name for output in graph.outputs]
     step = graph.batch or 1
     parts: list[list[NDArray[Any]]] = []
     for start in range(0, len(taken), step):
         batch = np.resize(taken[start : start + step], (step, *taken.shape[1:]))
         found = _run(session, names, {graph.input: batch}, where)
-        parts.append([each[: len(taken) - start] if step > 1 else each for each in found])
-    return {name: np.concatenate([part[at] for part in parts]) for at, name in enumerate(names)}
+        parts.append([each[: len(taken) - start] if step > 1 else np.atleast_1d(each) for each in found])
+    made = {name: np.concatenate([part[at] for part in parts]) for at, name in enumerate(names)}
+    for name, values in made.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise ArtifactError(f"{where}: output {name!r} gives numbers that are not finite; expected finite ones")
+    return made
+
+
+def inputs_as_served(model: bytes, graph: GraphFacts, wanted: Preparation, pixels: Pixels, where: str) -> NDArray[Any]:
+    """What the nodes before the owner's graph make of images, which is checked to be what the owner says.
+
+    The owner's graph is compared on these very numbers where it is quantised: the last bit of a number decides how it
+    is rounded.
+
+    Raises:
+        ArtifactError: if it is not.
+    """
+    name = PREFIX + graph.input
+    opened = onnx.load_from_string(model)
+    opened.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    session = open_session(opened.SerializeToString(), where)
+    taken = np.concatenate([_run(session, [name], {IMAGE: pixels[i : i + 1]}, where)[0] for i in range(len(pixels))])
+    off = difference(taken, prepared(pixels, graph, wanted))
+    if not off <= (HALF_LIMIT if graph.type == "float16" else LIMIT):
+        raise ArtifactError(f"{where}: prepared images differ by {off:.2g} from what you say; this is a defect")
+    return taken
 
 
 def check_parity(
@@ -140,8 +166,8 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _comparable(logits: NDArray[Any], theirs: NDArray[np.float64]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Logits in the terms of the owner's output, which may be logits or what an activation made of them."""
-    theirs, mine = theirs.reshape(len(theirs), -1), logits.astype(np.float64)
-    if theirs.shape[1] == 1:
+    theirs, mine = theirs.reshape(len(logits), -1), logits.astype(np.float64)
+    if theirs.shape[1] < mine.shape[1]:
         mine = mine[:, 1:] - mine[:, :1]
     candidates = [mine, (1 + np.tanh(mine / 2)) / 2]
     if theirs.shape[1] > 1:
@@ -158,4 +184,5 @@ def _run(session: Any, names: Sequence[str], feed: Arrays, where: str) -> list[N
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:300]
+    """What the runtime says, without its code and the place in its source."""
+    return _NOISE.sub("", str(error).splitlines()[0])[:400]

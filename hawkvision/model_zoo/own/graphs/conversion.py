@@ -20,8 +20,8 @@ from onnx import TensorProto, compose, helper, numpy_helper
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS
 from hawkvision.integer.reference import LUMINANCE
-from hawkvision.model_zoo.own.graph_facts import GraphFacts, final_activation
-from hawkvision.model_zoo.own.owner_facts import Preparation
+from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, final_activation
+from hawkvision.model_zoo.own.graphs.owner_facts import Preparation
 
 IMAGE: Final = "image"
 PREFIX: Final = "model/"
@@ -40,6 +40,8 @@ class OutputPlan:
     """Number of labels, if the output gives one logit or probability for each."""
     probabilities: bool = False
     """Whether the output gives probabilities that no activation at the graph's end makes."""
+    single: bool = False
+    """Whether the output is one number: the logit or probability of the second of two labels."""
 
 
 def converted(
@@ -114,11 +116,13 @@ def _add_head(model: onnx.ModelProto, outputs: OutputPlan) -> None:
         return
     sizes = kept[PREFIX + outputs.names[0]].type.tensor_type.shape.dim
     x = _node(graph, "Cast", [PREFIX + outputs.names[0]], "hawkvision.float", to=TensorProto.FLOAT)
-    x = _node(graph, "Flatten", [x], "hawkvision.rows", axis=1) if len(sizes) != 2 else x
-    single = outputs.logits == 2 and len(sizes) == 2 and sizes[1].dim_value == 1
+    numbers = 1 if outputs.single else outputs.logits
+    if len(sizes) != 2 or sizes[1].dim_value != numbers:
+        rows = _constant(graph, "hawkvision.row", np.array([-1, numbers], np.int64))
+        x = _node(graph, "Reshape", [x, rows], "hawkvision.rows")
     if outputs.probabilities:
-        x = _logits_of_one(graph, x) if single else _log(graph, x, "hawkvision.log")
-    if single:  # the one logit of two classes is that of the second against the first
+        x = _logits_of_one(graph, x) if outputs.single else _log(graph, x, "hawkvision.log")
+    if outputs.single:  # the one logit of two classes is that of the second against the first
         zero = _constant(graph, "hawkvision.nought", np.zeros((), np.float32))
         x = _node(graph, "Concat", [_node(graph, "Mul", [x, zero], "hawkvision.first"), x], "hawkvision.two", axis=1)
     _node(graph, "Identity", [x], LOGITS)
@@ -214,7 +218,7 @@ class _Entry:
     def _fold(self) -> bool:
         """Take scale and order of channels into the first convolution. Returns whether that could be done."""
         first = self._first_convolution()
-        if first is None or not self._wanted.normalised:
+        if first is None or not self._wanted.normalised or self._graph.quantised:
             return False
         kernel = next(tensor for tensor in self._proto.initializer if tensor.name == first.input[1])
         kernel.CopyFrom(numpy_helper.from_array(for_pixels(numpy_helper.to_array(kernel), self._wanted), kernel.name))

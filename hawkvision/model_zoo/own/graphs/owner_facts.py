@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import msgspec
 
 from hawkvision.core.errors import MALFORMED, ConfigError
-from hawkvision.model_zoo.own.graph_facts import GraphFacts, Layout
+from hawkvision.model_zoo.own.graphs.graph_facts import SIDES, GraphFacts, Layout
 from hawkvision.models.input_spec import Fit, InputSpec, Interpolation
+from hawkvision.tasks.decoders.registry import decoder_class
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr"]
 OutputMeaning: TypeAlias = Literal["logits", "probabilities"]
@@ -82,8 +83,9 @@ def _missing_of_the_input(facts: OwnerFacts, graph: GraphFacts) -> Iterator[Miss
     layout = facts.layout or graph.layout
     if layout is None:
         yield Missing("--layout", "nchw (PyTorch) or nhwc (Keras): the graph's shape fits both", "LAYOUT")
-    height, width, channels = (None, None, None) if layout is None else graph.sizes(layout)
-    if None in (height, width) and facts.size is None:
+    _, _, channels = (None, None, None) if layout is None else graph.sizes(layout)
+    readings: list[Layout] = ["nchw", "nhwc"] if layout is None else [layout]
+    if facts.size is None and any(None in graph.sizes(each)[:2] for each in readings):
         yield Missing("--size", "HEIGHTxWIDTH: the graph takes any", "HEIGHTxWIDTH")
     if graph.type != "uint8":
         if facts.scale is None:
@@ -101,13 +103,22 @@ def _missing_of_the_input(facts: OwnerFacts, graph: GraphFacts) -> Iterator[Miss
             "--resize", "the shorter side before the crop: 256 in torchvision; the input's for none", "PIXELS"
         )
     if facts.interpolation is None:
-        yield Missing("--interpolation", "bilinear, bicubic or area", "METHOD")
+        yield Missing(
+            "--interpolation",
+            "pillow_bilinear or pillow_bicubic (PIL, torchvision), opencv_bilinear (cv2.resize, Keras), opencv_area; "
+            "or bilinear, bicubic, area: faster, but not exactly as those",
+            "METHOD",
+        )
 
 
 def _missing_of_the_output(facts: OwnerFacts, graph: GraphFacts, decoders: Sequence[str]) -> Iterator[Missing]:
     decoder = facts.decoder or (decoders[0] if len(decoders) == 1 else None)
     if decoder is None:
         yield Missing("--decoder", f"how boxes are read from the outputs: {', '.join(decoders)}", "DECODER")
+    if decoder is not None and "class_map" not in facts.decoder_options:
+        for option, meaning in getattr(decoder_class(decoder), "asked", {}).items():
+            if option not in facts.decoder_options:
+                yield Missing("--decoder-option", f"{option}=VALUE: {meaning}", f"{option}=VALUE")
     if decoder == LOGITS_DECODER and len(facts.outputs or graph.outputs) != 1:
         names = ", ".join(output.name for output in graph.outputs)
         yield Missing("--outputs", f"the one that gives the logits or probabilities, of {names}", "NAME")
@@ -137,9 +148,13 @@ def resolve(facts: OwnerFacts, graph: GraphFacts) -> Preparation:
             f"--layout {layout}: the graph's shape {graph.shape} then has {channels} channels, not 1 or 3"
         )
     size = _size(facts, height, width)
+    if not all(SIDES[0] <= side <= SIDES[1] for side in size):
+        raise ConfigError(f"the graph takes {size[0]}x{size[1]}; expected sides of {SIDES[0]} to {SIDES[1]} pixels")
     normalised = graph.type != "uint8"
     if not normalised and (facts.scale, facts.mean, facts.std) != (None, None, None):
-        raise ConfigError("--scale, --mean and --std: the graph takes bytes, and so normalises them itself")
+        raise ConfigError(
+            "--scale, --mean and --std: the graph takes bytes, and so normalises them itself; leave the options out"
+        )
     scale = 1.0 if facts.scale is None else facts.scale
     if scale <= 0:
         raise ConfigError(f"--scale: expected a positive number, got {scale:g}")

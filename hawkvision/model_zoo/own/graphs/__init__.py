@@ -1,0 +1,1 @@
+"""Graphs that owners bring: read, completed by what their owners say, converted and compared."""
