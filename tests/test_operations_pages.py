@@ -50,7 +50,7 @@ def string_constants() -> str:
 
 def declared(metric: str) -> bool:
     """Whether some string ends with the metric's name, or with what follows a prefix."""
-    name = metric.removeprefix("hawkvision_")
+    name = metric.removeprefix("hawkvision_").removesuffix("_bucket")
     whole = {name, name.removesuffix("_total")}
     parts = whole | {each.removeprefix(prefix) for each in whole for prefix in PREFIXES}
     return any(re.search(rf"(?m)(^|_){part}$", string_constants()) for part in parts)

@@ -18,7 +18,7 @@ def drawing_files(draw: Path, files: Sequence[Path]) -> list[Path]:
     Raises:
         ConfigError: if there can be no such folder or file, two images have one name, or an image would be overwritten.
     """
-    from hawkvision.imaging.drawing import can_write
+    from hawkvision.reports.drawing import can_write
 
     into_file = can_write(draw) and not draw.is_dir()
     if into_file and len(files) > 1:
@@ -46,7 +46,7 @@ def drawing(outcomes: Iterable[tuple[Path, Outcome]], drawn: Sequence[Path] | No
         if drawn is None or isinstance(outcome, Exception):
             yield file, outcome
             continue
-        from hawkvision.imaging.drawing import LabelledBox, draw_boxes
+        from hawkvision.reports.drawing import LabelledBox, draw_boxes
 
         objects = outcome.to_json()["objects"]
         boxes = [LabelledBox(f"{o['label']} {o['confidence']:.2f}", o["index"], o["box"]) for o in objects]

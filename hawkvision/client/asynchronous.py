@@ -252,7 +252,8 @@ class AsyncClient(ImageCalls):
         """The JSON object of a 200 reply; retries within `budget_s`. The call's time begins now."""
         began, spent_s = _now(), 0.0
         for attempt in range(MAX_ATTEMPTS):
-            limit = TimeLimit.after(_now() - began, self._timeout_s, deadline_ms, self._late_s)
+            elapsed_s = _now() - began if attempt else 0.0
+            limit = TimeLimit.after(elapsed_s, self._timeout_s, deadline_ms, self._late_s)
             status, retry_after, payload = await exchange(limit)
             if status == 200:
                 return object_of(payload, where)

@@ -32,9 +32,6 @@ LONGEST_LINK_DEADLINE_MS: Final = 60_000.0
 MAX_META: Final = 64
 """Longest metadata of a fragment, here the stream's name; a longer name goes into the template."""
 
-SAME_MOMENT_S: Final = 1e-3
-"""An attempt that begins within this time has the whole deadline."""
-
 TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
 """The fields that state a target."""
 
@@ -87,10 +84,10 @@ class TimeLimit:
 
     @classmethod
     def after(cls, elapsed_s: float, timeout_s: float, deadline_ms: float | None, late_s: float) -> TimeLimit:
-        """The limit of an attempt that begins `elapsed_s` after the call; `deadline_ms` None is no deadline."""
+        """The limit of an attempt that begins `elapsed_s` after the first; `deadline_ms` None is no deadline."""
         if deadline_ms is None:
             return cls(timeout_s)
-        left_ms = deadline_ms - elapsed_s * 1e3 if elapsed_s > SAME_MOMENT_S else None
+        left_ms = deadline_ms - elapsed_s * 1e3 if elapsed_s > 0.0 else None
         left_s = deadline_ms / 1e3 - elapsed_s
         seconds = min(timeout_s, left_s + late_s)
         return cls(seconds, deadline_ms if left_s <= seconds else None, left_ms)

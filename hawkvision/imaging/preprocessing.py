@@ -26,7 +26,7 @@ from hawkvision.imaging.jpeg_repair import scans
 from hawkvision.imaging.placement import OVERSAMPLING as OVERSAMPLING
 from hawkvision.imaging.placement import Rectangle, crop_scale, fitting, least_side, scale_of, whole_scaled
 from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
-from hawkvision.imaging.scaling import scaled
+from hawkvision.imaging.scale.interpolation import scaled
 from hawkvision.models.input_spec import InputSpec, Interpolation
 
 __all__ = [

@@ -157,7 +157,7 @@ def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int, p
 
 
 def _open_int8(model: Path | bytes, threads: int) -> Backend:
-    from hawkvision.imaging import bicubic
+    from hawkvision.imaging.scale import bicubic
     from hawkvision.inference.int8.backend import Int8Backend
     from hawkvision.inference.int8.equivalence_check import agrees
 

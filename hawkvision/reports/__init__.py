@@ -1,1 +1,1 @@
-"""Shared parts of HTML reports: pages from templates, tables and charts."""
+"""What people are shown: parts of HTML reports (pages from templates, tables, charts), and boxes drawn into images."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from hypothesis import strategies as st
 
 Path: TypeAlias = tuple[str | int, ...]
 
-EDGES: Final = st.sampled_from(
+EDGES: Final[st.SearchStrategy[Any]] = st.sampled_from(
     [None, True, 0, -1, 1, 2**31, 2**63, 2**64, 10**40, -(2**63), 0.0, -0.5, 1e-9, 1.5, 1e308, -1e308, "", "a", [], {}]
 )
 """Values at which parsers break."""
@@ -37,8 +37,8 @@ def altered(draw: st.DrawFn, document: Any) -> Any:
         found = places(changed)
         if not found:
             break
-        *path, last = draw(st.sampled_from(found))
-        table = changed
+        *path, end = draw(st.sampled_from(found))
+        table, last = changed, cast("Any", end)
         for key in path:
             table = table[key]
         match draw(st.sampled_from(["replace", "replace", "remove", "repeat"])):

@@ -27,6 +27,7 @@ FLOORS: Final[tuple[tuple[str, ...], ...]] = (
     ("hawkvision.tasks.decoders",),
     ("hawkvision.tasks.serving",),
     ("hawkvision.native", "hawkvision.integer"),
+    ("hawkvision.imaging.scale",),
     ("hawkvision.imaging", "hawkvision.inference.backends"),
     ("hawkvision.inference.int8",),
     ("hawkvision.inference",),

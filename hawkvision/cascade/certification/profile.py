@@ -117,7 +117,8 @@ class Watch(_Strict, frozen=True, kw_only=True):
     """Bounds on certified traffic at one stage, as shares of the images that reach it.
 
     Each bound is the upper end of a one-sided interval at half the certificate's δ, for this threshold. It was chosen
-    on the same images, so the bound may be too low somewhat more often. Then alarms are false; nothing more is certified.
+    on the same images, so the bound may be too low somewhat more often. Then alarms are false; nothing more is
+    certified.
     """
 
     max_drop: Fraction

@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 
 from hawkvision.core.types import Pixels
-from hawkvision.imaging import bicubic
+from hawkvision.imaging.scale import bicubic
 
 SIDES: Final = ((227, 224), (256, 224), (256, 240), (256, 260), (400, 224))
 """Before and after: ImageNet's images here, and the cascade's inputs."""

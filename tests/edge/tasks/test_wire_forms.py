@@ -22,6 +22,7 @@ from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Bas
 from hawkvision.tasks.classification import ClassificationKind
 from hawkvision.tasks.counting import CountingKind
 from hawkvision.tasks.detection import DetectionKind
+from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.multi_label import MultiLabelKind
 from tests.hawkvision.imaging.images import encode, oriented, scene
 from tests.hawkvision.tasks.drawn import box_tensors, logits
@@ -39,7 +40,7 @@ GUARANTEE = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.LABE
 LENGTH = struct.Struct("<I")
 
 
-def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[Any, list[Answer]]:
+def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[TaskKind[Any], list[Answer]]:
     kind, drawn = KINDS[name]
     n = data.draw(st.integers(1, most))
     outputs = kind.outputs(data.draw(drawn(n, len(LABELS))), 1.0)
@@ -48,7 +49,7 @@ def answers_of(data: st.DataObject, name: str, most: int = 3) -> tuple[Any, list
 
 def unpacked(datatype: str, raw: bytes) -> Sequence[Any]:
     if datatype != "BYTES":
-        return np.frombuffer(raw, "<i8" if datatype == "INT64" else "<f4").tolist()
+        return list(np.frombuffer(raw, "<i8" if datatype == "INT64" else "<f4").tolist())
     found = []
     while raw:
         (size,) = LENGTH.unpack_from(raw)
@@ -61,13 +62,14 @@ def unpacked(datatype: str, raw: bytes) -> Sequence[Any]:
 @given(data=st.data())
 def test_binary_and_json_tensors_say_what_the_predictions_say(name: str, data: st.DataObject) -> None:
     kind, answers = answers_of(data, name)
-    names = list(outputs_of(type(kind)))
+    of_kind: type[TaskKind[Any]] = type(kind)
+    names = list(outputs_of(of_kind))
     binary = [data.draw(st.booleans()) for _ in names]
     head = {
         "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["eA=="]}],
         "outputs": [{"name": n, "parameters": {"binary_data": b}} for n, b in zip(names, binary, strict=True)],
     }
-    body, size = encode_answers(parse_infer("task", type(kind), json.dumps(head).encode(), None), kind, answers)
+    body, size = encode_answers(parse_infer("task", of_kind, json.dumps(head).encode(), None), kind, answers)
     assert (size is None) == (not any(binary))
     said, rest = json.loads(body[:size]), body[len(body) if size is None else size :]
     tensors = kind.tensors([each.prediction for each in answers])

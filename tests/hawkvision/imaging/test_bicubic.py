@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.types import Pixels
-from hawkvision.imaging import bicubic
+from hawkvision.imaging.scale import bicubic
 from hawkvision.native import library
 
 LACKS = library.unsupported_reason() or (
@@ -87,7 +87,7 @@ def test_whatever_else_comes_is_scaled_as_opencv_scales_a_copy(encoded_image: Pi
 AT_THE_END_OF_MEMORY = """
 import ctypes, mmap, sys
 import numpy as np
-from hawkvision.imaging import bicubic
+from hawkvision.imaging.scale import bicubic
 assert bicubic.prepare()
 page = mmap.PAGESIZE
 for before, after in ((64, 64), (227, 224), (100, 64), (40, 64), (9, 33)):
@@ -112,7 +112,7 @@ def test_nothing_before_or_behind_an_image_is_touched() -> None:
 
 @runs
 def test_an_opencv_that_has_other_pixels_scales_itself() -> None:
-    reported = "import logging; logging.basicConfig(level=logging.INFO)\nfrom hawkvision.imaging import bicubic"
+    reported = "import logging; logging.basicConfig(level=logging.INFO)\nfrom hawkvision.imaging.scale import bicubic"
     ran = subprocess.run(
         [sys.executable, "-c", f"{reported}\nprint(bicubic.prepare())"],
         env={**os.environ, "OPENCV_IPP": "disabled"},

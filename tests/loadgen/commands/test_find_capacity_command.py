@@ -24,14 +24,14 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
 ) -> None:
     report = tmp_path / "capacity.json"
     words = [
-        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "400", "--probe-requests", "100",
+        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "200", "--probe-requests", "100",
         "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
     ]  # fmt: skip
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "capacity: 400 requests/s at P99 ≤ 5000 ms, confirmed, and perhaps more" in said
+    assert "capacity: 200 requests/s at P99 ≤ 5000 ms, confirmed, and perhaps more" in said
     found = json.loads(report.read_text())
-    assert (found["low"], found["high"], found["interrupted"]) == (400.0, None, False)
+    assert (found["low"], found["high"], found["interrupted"]) == (200.0, None, False)
     assert [(each["confirming"], each["held"]) for each in found["probes"]] == [(False, True), (True, True)]
     run = found["confirmation"]
     assert (run["n"], run["wanted"]) == (1000, 1000)
@@ -42,11 +42,11 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
 def test_reader_who_leaves_does_not_end_the_command_before_it_has_written(null: ServerProcess, tmp_path: Path) -> None:
     report = tmp_path / "capacity.json"
     done = unread(
-        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "400", "--probe-requests", "100",
-        "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
+        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "100", "--probe-requests", "100",
+        "--probe-s", "0.5", "--confirm-s", "3", "--max-probes", "1", "--no-noise", "--json", str(report),
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(report.read_text())["low"] == 400.0
+    assert json.loads(report.read_text())["low"] == 100.0
 
 
 def test_interrupted_command_says_what_it_knows_and_writes_it(tmp_path: Path) -> None:

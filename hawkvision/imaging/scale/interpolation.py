@@ -19,7 +19,7 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels
-from hawkvision.imaging import bicubic
+from hawkvision.imaging.scale import bicubic
 from hawkvision.models.input_spec import Interpolation
 
 _OPENCV: Final[Mapping[str, int]] = {

@@ -1,0 +1,1 @@
+"""Scaling images, as libraries do or faster."""
