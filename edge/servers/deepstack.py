@@ -52,7 +52,8 @@ def check_unkeyed(declared: str | None, keys: Keys) -> None:
     Raises:
         Unauthorized: if it is longer than `UNKEYED_BYTES`, or does not say how long it is.
     """
-    if declared is None or not declared.isdigit() or len(declared) > 10 or int(declared) > UNKEYED_BYTES:
+    whole = declared is not None and declared.isascii() and declared.isdigit() and len(declared) <= 10
+    if not whole or int(declared or 0) > UNKEYED_BYTES:
         raise Unauthorized(
             f"{keys.refused().message}, or in 'api_key' of a form that states its length, at most {UNKEYED_BYTES} bytes"
         )

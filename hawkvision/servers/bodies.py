@@ -149,7 +149,7 @@ class Body:
         """
         limit, pace = self._bodies.max_body_bytes, self._bodies.pace
         declared = (declared or "").lstrip("0")  # any number of zeros may precede, and Python reads 4300 digits
-        if declared.isdigit() and (len(declared) > _LONGEST_LENGTH or int(declared) > limit):
+        if declared.isascii() and declared.isdigit() and (len(declared) > _LONGEST_LENGTH or int(declared) > limit):
             raise TooLarge(f"the body has {declared[:40]} bytes; at most {limit} are accepted")
         try:
             async with asyncio.timeout(pace.step_s) as self._until:

@@ -231,7 +231,7 @@ def _answer(tensors: Sequence[_InputTensor]) -> tuple[int, float | None]:
             sure, colon, rest = text.partition(":")
             if colon:
                 return int(rest.partition(":")[0]), float(sure)
-            if text.isdigit():
+            if text.isascii() and text.isdigit():
                 return int(text), confidence
     for each in tensors:
         if each.datatype in _INTEGERS and len(each.elements) == 1 and isinstance(each.elements[0], int):

@@ -264,7 +264,7 @@ def _udp_socket(family: int) -> socket.socket:
 
 async def _relay(upstream: str, up: LinkSpec, down: LinkSpec, listen: tuple[str, int]) -> None:
     host, _, port = upstream.rpartition(":")
-    if not host or not port.isdecimal():
+    if not (host and port.isascii() and port.isdigit() and len(port) <= 5):
         raise ConfigError(f"--upstream {upstream!r}; expected HOST:PORT")
     async with UdpRelay((host, int(port)), up, down, listen=listen) as relay:
         print(f"ready: {relay.address[0]}:{relay.address[1]}", flush=True)  # noqa: T201

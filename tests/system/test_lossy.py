@@ -42,6 +42,7 @@ from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
 from tests.hawkvision.transport.protocol.test_identity import files
 from tests.images import encoded
+from tests.system.conftest import Up
 from tests.system.test_both_tiers import CAT, wait_for_certificates
 from tests.waiting import WAIT_LIMIT_S, wait_until
 
@@ -358,6 +359,14 @@ def test_stopping_answers_what_was_accepted_as_datagrams() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the real cascade
+
+
+@pytest.fixture(scope="module")
+def node(both: Up) -> Iterator[ServerProcess]:
+    """A node that takes datagrams, before the datacenter that others use as well."""
+    words = ("--port", "0", "--datagram-port", "0", "--datacenter-url", both.address("datacenter"))
+    with running("edge", *words) as edge:
+        yield edge
 
 
 @pytest.mark.slow
