@@ -29,7 +29,7 @@ test: $(VENV)/.test
 	$(BIN)/hawkvision models build $(NOT_IN_THE_CASCADE)
 	$(BIN)/hawkvision models build --task cifar10
 	$(BIN)/hawkvision models build --task fashion_mnist
-	@echo "make test: running the tests; the whole takes about ten minutes on two cores"
+	@echo "make test: running the tests; the whole takes about 18 minutes on two cores"
 	$(TEST) --numprocesses $(WORKERS) --dist load --ignore $(CLUSTERS)
 	@echo "make test: clusters, which need the machine for themselves; two more minutes"
 	$(TEST) $(CLUSTERS)

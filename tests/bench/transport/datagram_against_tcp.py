@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tests.bench.transport.datagram_against_tcp", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--data", type=Path, default=Path("../shared/data/imagenet_eval.npz"))
-    parser.add_argument("--loss", default="0,0.01,0.02,0.05,0.1,0.2")
+    parser.add_argument("--loss", default="0,0.01,0.02,0.05,0.1,0.2", help="shares of packets, 0 to 1")
     parser.add_argument("--congestion", default="cubic,bbr")
     parser.add_argument("--rate", default="20mbit")
     parser.add_argument("--delay-ms", type=float, default=20.0)
