@@ -117,7 +117,7 @@ class Ingress:
         if launcher is None and not config.survives_head:  # a launcher watches its own Ray
             address = ray.get_runtime_context().gcs_address
             self._head = HeadWatch(address, partial(setattr, tier, "has_head"))
-        # Nobody reaches Ray's endpoints behind a launcher.
+        # Behind a launcher, Ray's endpoints cannot be reached.
         self._ray_metrics = RayMetrics(tier.metrics.registry) if launcher is None else None
         self._describing: asyncio.Task[None] | None = None
 

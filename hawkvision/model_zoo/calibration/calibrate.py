@@ -276,8 +276,8 @@ def _replaced(out: Path, task: str) -> Profile | None:
 def _openings_of(before: Profile | None, sha256: str, models: Mapping[str, str], seed: int) -> int:
     """How many designs the certification part of these images has been opened for, by the profile that is replaced.
 
-    A design is another one if its models or the split are: whoever chooses between designs by their certificates has to
-    pay for each. Measuring the same one again does not count.
+    A design is another one if its models or the split are. A choice between designs by their certificates is paid for
+    with each of them. Measuring the same one again does not count.
     """
     known = None if before is None else before.use("certify", sha256)
     if before is None or known is None:
