@@ -92,6 +92,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Runs `make lint`'s checks at each commit, without a network: .pre-commit-config.yaml.
 hooks: $(VENV)/.test

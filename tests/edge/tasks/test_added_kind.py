@@ -22,9 +22,9 @@ from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks import added_kind
-from tests.house.imports import ROOT
 from tests.images import encoded
 
+ROOT = Path(__file__).resolve().parents[3]
 IMAGES = 400
 GRADES = ("green", "breaker", "pink", "red")
 MANIFEST = """
