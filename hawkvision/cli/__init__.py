@@ -35,7 +35,6 @@ EXTRA_OF: Final = {
     "jinja2": "report",
     "ray": "datacenter",
     "torch": "models",
-    "torchvision": "models",
 }
 """The extra of this package for each optional library."""
 

@@ -14,10 +14,7 @@ _OUTPUT: Final = "What the model gives"
 _STAGE: Final = "The stage"
 
 Task = Annotated[str, typer.Option(help="Your task: a new name, or one that you have added to.")]
-ModelFile = Annotated[
-    Path | None, typer.Argument(help="An ONNX file that takes images; with --from a state dict (.pth), or none.")
-]
-From = Annotated[str | None, typer.Option("--from", help="torchvision:NAME, which also says how images are prepared.")]
+ModelFile = Annotated[Path, typer.Argument(help="An ONNX file that takes images.")]
 Labels = Annotated[
     Path | None,
     typer.Option(

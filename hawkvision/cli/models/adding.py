@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -26,8 +25,7 @@ _NOT_REPEATED: Final = ("model", "license_")
 
 def models_add(
     task: options.Task,
-    model: options.ModelFile = None,
-    from_: options.From = None,
+    model: options.ModelFile,
     labels: options.Labels = None,
     name: options.StageName = None,
     tier: options.Tier = None,
@@ -60,8 +58,6 @@ def models_add(
     What the file does not state is asked for, all at once. A second model of a task makes a cascade.
     """
     given = dict(locals())
-    if model is None and from_ is None:
-        raise typer.BadParameter("expected an ONNX file, or --from torchvision:NAME")
     _report_added(task, _added(given))
 
 
@@ -69,12 +65,7 @@ def _added(given: Mapping[str, Any]) -> Added:
     from hawkvision.model_zoo.own.adding import add_model
     from hawkvision.models import manifest
 
-    order, models, cache = _order(given), given["models_dir"], manifest.cache_dir(given["cache_dir"])
-    if given["from_"] is None:
-        return add_model(order, models, cache)
-    from hawkvision.model_zoo.own.from_torchvision import add_torchvision
-
-    return add_torchvision(_torchvision_name(given["from_"]), given["model"], order, models, cache)
+    return add_model(_order(given), given["models_dir"], manifest.cache_dir(given["cache_dir"]))
 
 
 def _order(given: Mapping[str, Any]) -> AddOrder:
@@ -82,9 +73,8 @@ def _order(given: Mapping[str, Any]) -> AddOrder:
     from hawkvision.model_zoo.own.adding import AddOrder
     from hawkvision.model_zoo.own.graphs import owner_facts as facts
 
-    model = given["model"]
     return AddOrder(
-        path=model or Path(),
+        path=given["model"],
         task=given["task"],
         name=given["name"],
         labels=given["labels"],
@@ -95,7 +85,7 @@ def _order(given: Mapping[str, Any]) -> AddOrder:
         fixed={key: facts.numbers("--set", value) for key, value in _assignments("--set", given["set_"] or ())},
         tier=given["tier"],
         license=given["license_"],
-        given=(*([] if model is None else [str(model)]), *_words(given)),
+        given=(str(given["model"]), *_words(given)),
     )
 
 
@@ -133,13 +123,6 @@ def _report_added(task: str, added: Added) -> None:
     check = advise("models check", "--task", task, "--reference", predictions)
     typer.echo(f"next: `{check}` compares it with predictions of yours, then")
     typer.echo(f"      `{advise('calibrate', '--task', task, '--data', 'IMAGES')}`")
-
-
-def _torchvision_name(text: str) -> str:
-    library, _, name = text.partition(":")
-    if library != "torchvision" or not name:
-        raise typer.BadParameter(f"--from: expected torchvision:NAME, such as torchvision:resnet50, got {text!r}")
-    return name
 
 
 def _assignments(option: str, words: list[str] | tuple[str, ...]) -> list[tuple[str, str]]:
