@@ -43,7 +43,7 @@ test-fast: $(VENV)/.test
 
 # Parity against torch and torchvision: a second environment, because torch takes 5 GB.
 test-models: $(MODELS_VENV)/.models
-	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/model_zoo tests/bench/test_gpu.py
+	$(MODELS_VENV)/bin/pytest -m models tests/hawkvision/model_zoo
 
 # A quick part of the tests with the oldest versions that pyproject.toml allows, in an environment of its own. Ray is
 # not part of it: its versions have their own tests.

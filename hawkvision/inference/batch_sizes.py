@@ -7,7 +7,7 @@ padded to the larger one; a batch beyond the largest is split.
 Which sizes pay is measured when the model is loaded. With t(b) the time of a batch of b images, the largest size is the
 smallest b whose throughput b / t(b) reaches 95 % of the best. A smaller size is used if it saves 5 % of the time of the
 next larger one. A model that becomes free starts at once with what waits: to wait for more images lengthens both mean
-and tail at every load, whatever t(b) (`tests.bench.batch_wait.py`).
+and tail at every load, whatever t(b).
 """
 
 from __future__ import annotations

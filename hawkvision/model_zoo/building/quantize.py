@@ -78,8 +78,7 @@ def quantise_weights(kernel: F32, scales: F32) -> NDArray[np.int8]:
 
     Each weight is rounded to one of its two neighbouring integers. Inputs after a ReLU are positive, so rounding errors
     that do not cancel shift the whole channel. Flipping the roundings that were closest to a tie removes the shift
-    without data (the innermost step of SQuant, arXiv 2202.07471, per channel). Effect:
-    `docs/benchmarks/quantisation.md`.
+    without data (the innermost step of SQuant, arXiv 2202.07471, per channel).
     """
     exact = kernel.reshape(kernel.shape[0], -1).astype(np.float64) / scales[:, None]
     whole = np.rint(exact)

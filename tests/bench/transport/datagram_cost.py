@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import cv2
+import numpy as np
 import uvloop
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
@@ -33,6 +35,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import DatagramFrameReceived, QuicEvent
 
+from hawkvision.core.types import Pixels
 from hawkvision.transport.client.sender import Sender
 from hawkvision.transport.coding.image_coding import Coded, Plan, decode, encode, opaque
 from hawkvision.transport.endpoint.channel import Channel
@@ -43,7 +46,6 @@ from hawkvision.transport.server.assembly import Budget
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.receiver import Receiver
 from hawkvision.transport.server.session import Incoming
-from tests.bench.transport.multipath import image, pixels
 from tests.hawkvision.transport.peers import IDENTITY, connected
 
 DATAGRAMS = 18
@@ -54,6 +56,19 @@ RTT_S = 0.005
 CLIENT, SERVER = ("127.0.0.1", 2), ("127.0.0.1", 1)
 """Addresses in memory. A client of aioquic takes nothing from an address but the server's."""
 MOST_EXCHANGES = 1000
+
+
+def pixels() -> Pixels:
+    """256 by 256 of about a photograph's detail."""
+    rng = np.random.default_rng(0)
+    smooth = cv2.resize(rng.integers(0, 255, (24, 24, 3), np.uint8), (256, 256), interpolation=cv2.INTER_CUBIC)
+    made: Pixels = np.clip(smooth + rng.normal(0, 8, smooth.shape), 0, 255).astype(np.uint8)
+    return made
+
+
+def image() -> Coded:
+    """Quality 80, parity of a half."""
+    return encode(pixels(), Plan(80, 0.5), fragment_room(b""))
 
 
 @dataclass
