@@ -23,7 +23,6 @@ import uvicorn
 from edge.factory import Environment, NodeComponents
 from edge.inference.startup_thread import Loading
 from edge.monitoring.certificate_reload import CertificationReload, files_of
-from edge.servers.fast_path import fast_path_protocol
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks
@@ -42,6 +41,7 @@ from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
+from hawkvision.servers.protocol import bounded
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates
 from hawkvision.servers.tls_from_settings import datacenter_certificates, server_certificates
@@ -194,7 +194,7 @@ def _uvicorn_server(
     app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None
 ) -> _UvicornServer:
     """Uvicorn with our protocol; it does not listen by itself."""
-    protocol = fast_path_protocol(limits, app, answers_pages=not config.cors_origins)
+    protocol = bounded(limits)
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
     return _UvicornServer(

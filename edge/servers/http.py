@@ -8,14 +8,12 @@ its status. Bounds: bodies as in `hawkvision.servers.bodies`, and at most `max_q
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
 from edge.servers import deepstack
-from edge.servers.fast_path import LOCAL, WholeBody
 from edge.servers.forms import check_form, is_form, read_form
 from edge.servers.info_routes import CALLER, pages
 from edge.servers.oip import routes as oip_routes
@@ -46,7 +44,6 @@ from hawkvision.core.errors import (
 )
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import ClassifyRequest
-from hawkvision.imaging.image_header import ImageHeader, probe_begun
 from hawkvision.servers.bodies import Body, CallerGone
 from hawkvision.servers.keys import INFER, OPEN_PATHS, Scopes, needed_scopes
 from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM
@@ -54,14 +51,14 @@ from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, DETECT_PATH
 TASK: Final = "hawkvision.task"
 """Key of the task in a request's scope, once it is known."""
 
+LOCAL: Final = "127.0.0.1"
+"""The address of callers without one, which connect over a Unix socket."""
+
 _NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
 
 
 class HttpApp:
     """The HTTP adapter of a node's front end. Serves health at once, and everything else once that is ready."""
-
-    fast_paths: Final = (INFER_PATH.encode(), CLASSIFY_PATH.encode(), DETECT_PATH.encode())
-    """See `FastPathApp`."""
 
     def __init__(self, frontend: Frontend) -> None:
         """Serve this front end."""
@@ -101,24 +98,6 @@ class HttpApp:
             return
         await self._rest(scope, receive, send_named)
 
-    # ------------------------------------------------------------------------------------------ the hot path
-
-    async def answer(
-        self,
-        path: bytes,
-        query: bytes,
-        headers: Headers,
-        body: asyncio.Future[bytes | None],
-        begun: Callable[[], bytes],
-        hang_up: Callable[[], Awaitable[object]],
-        address: str,
-    ) -> Reply | None:
-        """See `FastPathApp`."""
-        client = (address, 0)
-        form = path.decode()
-        scope = {"method": "POST", "path": form, "query_string": query, "headers": headers, "client": client}
-        return await self._answered(self._handlers[form], scope, WholeBody(self._front.bodies, body, begun, hang_up))
-
     async def _answered(self, handler: Handler, scope: Scope, body: Body) -> Reply | None:
         """The response to one request for answers or to its error; None if the caller is gone."""
         front = self._front
@@ -135,7 +114,7 @@ class HttpApp:
             stopped = NotReady("the node had to stop before it could answer")
             return self._refusal(stopped, scope, started, headers)
         except Exception as error:  # noqa: BLE001 - a server: every error leaves as a documented body
-            return self._refusal(error, scope, started, headers) if await body.arrived() else None
+            return self._refusal(error, scope, started, headers)
         finally:
             body.release()
             front.in_flight -= 1
@@ -154,8 +133,8 @@ class HttpApp:
         trace: TraceContext,
         caller: str,
     ) -> Answered:
-        node, image, request, image_header = await self._read(kind, tasks, scope, body)
-        answer = await node.infer(image, request, started, trace, body.hang_up, header=image_header, caller=caller)
+        node, image, request = await self._read(kind, tasks, scope, body)
+        answer = await node.infer(image, request, started, trace, body.hang_up, caller=caller)
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
 
     async def _infer(
@@ -201,11 +180,8 @@ class HttpApp:
 
     async def _read(
         self, kind: str | None, tasks: ServedTasks, scope: Scope, body: Body
-    ) -> tuple[EdgeNode, bytes, ClassifyRequest, ImageHeader | None]:
-        """The node of the request's task, the image, and the request, from query, headers or a form.
-
-        With the image's header, if it could be read before the rest of the body arrived.
-        """
+    ) -> tuple[EdgeNode, bytes, ClassifyRequest]:
+        """The node of the request's task, the image, and the request, from query, headers or a form."""
         raw_headers = scope["headers"]
         ours = tuple(entry for entry in raw_headers if entry[0].startswith(b"x-hawkvision-"))
         content_type = header(raw_headers, b"content-type") or ""
@@ -213,7 +189,7 @@ class HttpApp:
         if is_form(content_type):
             image, fields = await read_form(content_type, await read_body(body, raw_headers, limit))
             request = parse_request(read_query(scope["query_string"]) + read_headers(ours) + fields)
-            return self._chosen(tasks, request.task, kind or request.kind, scope, body), image, request, None
+            return self._chosen(tasks, request.task, kind or request.kind, scope, body), image, request
         if content_type.lower().startswith(_NOT_IMAGES):
             raise UnsupportedMedia(
                 f"Content-Type {content_type[:60]!r}: send the image itself (JPEG, PNG or WebP) as the body, "
@@ -221,8 +197,7 @@ class HttpApp:
             )
         request = read_request(scope["query_string"], ours)
         node = self._chosen(tasks, request.task, kind or request.kind, scope, body)
-        image_header = probe_begun(body.begun())
-        return node, await read_body(body, raw_headers, limit), request, image_header
+        return node, await read_body(body, raw_headers, limit), request
 
     def _authorize(self, scope: Scope, needed: Scopes, authorization: str | None = None) -> str:
         """The caller, by the header Authorization or by `authorization`, which stands for one."""

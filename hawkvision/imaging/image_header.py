@@ -90,20 +90,6 @@ def probe(body: Encoded) -> ImageHeader:
     raise UnsupportedMedia(f"the body looks like {recognise(bytes(view[:128]))}; {READ_FORMATS}")
 
 
-def probe_begun(begun: bytes) -> ImageHeader | None:
-    """The header of an image that begins with `body`; None if the header is not known yet.
-
-    The header of a JPEG is known when its first scan begins, unless the frame leaves its height open; a DNL segment
-    behind the scan gives it then. Never raises.
-    """
-    if not begun.startswith(_JPEG_SIGNATURE):
-        return None
-    try:
-        return probe(begun)
-    except (BadImage, UnsupportedMedia):
-        return None
-
-
 def png_chunks(view: memoryview) -> Iterator[tuple[bytes, int, int]]:
     """Each whole chunk as (type, payload start, payload end), to IEND or the end of the data.
 

@@ -162,7 +162,9 @@ class Body:
                 f"the body arrived too slowly: expected its end or {pace.step_bytes} bytes in every {pace.step_s:g} s, "
                 f"{pace.step_bytes / pace.step_s:g} bytes a second"
             ) from None
-        return nonempty(data)
+        if not data:
+            raise BadImage("the body is empty; expected a JPEG, PNG or WebP image")
+        return data
 
     async def _rest(self, chunk: bytes, limit: int) -> bytes:
         """The whole body, which begins with `chunk`."""
@@ -197,33 +199,16 @@ class Body:
     def _made_room(self) -> MemoryFull:
         return MemoryFull(f"{self._bodies.full()}, and this one arrived more slowly than others", 1.0)
 
-    def begun(self) -> bytes:
-        """Bytes that have arrived before `read`, possibly not all of them."""
-        return b""
-
-    async def arrived(self) -> bool:
-        """Whether the caller still waits."""
-        return True
-
     async def _chunk(self, limit: int) -> tuple[bytes, bool]:
         message = await self.hang_up()
         if message["type"] == "http.disconnect":
             raise CallerGone
         chunk: bytes = message.get("body", b"")
-        self.take(len(chunk), limit)
-        return chunk, bool(message.get("more_body", False))
-
-    def take(self, size: int, limit: int) -> None:
-        """Count received bytes until `release`.
-
-        Raises:
-            Overloaded: as `Bodies.reserve`.
-            TooLarge: if the body now exceeds `limit`.
-        """
-        self._bodies.reserve(size)
-        self._size += size
+        self._bodies.reserve(len(chunk))
+        self._size += len(chunk)
         if self._size > limit:
             raise TooLarge(f"the body has more than the {limit} bytes that are accepted")
+        return chunk, bool(message.get("more_body", False))
 
     def hold(self, size: int) -> None:
         """Count bytes made from this body until `release`.
@@ -238,14 +223,3 @@ class Body:
         """Give back all bytes of this body."""
         self._bodies.give_back(self._size)
         self._size = 0
-
-
-def nonempty(data: bytes) -> bytes:
-    """Return the body.
-
-    Raises:
-        BadImage: if it is empty.
-    """
-    if not data:
-        raise BadImage("the body is empty; expected a JPEG, PNG or WebP image")
-    return data

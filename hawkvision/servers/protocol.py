@@ -229,17 +229,13 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Overloaded(f"more than {MAX_PIPELINED} requests were sent ahead of their answers", 1.0)
-        self.begin()
+        super().on_headers_complete()
         self._begun = False
         self._in_body = True
         self._drained_bytes = 0
         self._heads += 1
         if not self.flow.write_paused:  # otherwise the caller still has to read the response
             self.registry.mark_busy(self)
-
-    def begin(self) -> None:
-        """Start the request whose head is complete, or queue it."""
-        super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
         """Count a chunk header."""
@@ -248,10 +244,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Count a piece of a body and pass it on."""
         self._pieces += 1
-        self.keep(body)
-
-    def keep(self, body: bytes) -> None:
-        """Pass a piece of the body to the application."""
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -259,10 +251,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._offered:  # the parser stops here
             return
         self._in_body = False
-        self.complete()
-
-    def complete(self) -> None:
-        """Tell the application that the body is complete."""
         super().on_message_complete()
 
     # --------------------------------------------------------------------------------------- from uvicorn's cycle

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hawkvision.core.errors import BadImage, RequestError, TooLarge, UnsupportedMedia
 from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import MAX_SEGMENTS, probe_begun
+from hawkvision.imaging.image_header import MAX_SEGMENTS
 from hawkvision.imaging.preprocessing import MAX_SCANS, STRIP_PIXELS, decode, probe
 from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import (
@@ -264,22 +264,6 @@ def test_damaged_images_never_do_worse_than_an_error(
     at = int(keep * len(damaged))
     check_any(bytes(damaged[:at] + insert + damaged[at:]))
     assert furthest(read(BODIES[0]), pillow(BODIES[0])) == 0
-
-
-@settings(max_examples=examples(300), deadline=None)
-@given(
-    st.sampled_from(BODIES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=3),
-    st.floats(0, 1), st.floats(0, 1),
-)  # fmt: skip
-def test_what_is_told_of_a_beginning_holds_for_the_whole_however_damaged(
-    body: bytes, flips: list[tuple[float, int]], first: float, second: float
-) -> None:
-    damaged = bytearray(body)
-    for where, mask in flips:
-        damaged[int(where * where * len(damaged))] ^= mask
-    for keep in (first, second * second):  # squared: headers end early
-        reported = probe_begun(bytes(damaged[: int(keep * len(damaged))]))
-        assert reported is None or reported == probe(damaged)
 
 
 @settings(max_examples=examples(200), deadline=None)
