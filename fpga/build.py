@@ -30,7 +30,7 @@ from fpga.compiler.synthesis import (
     routed,
     synthesise,
 )
-from fpga.compiler.toolchain import Say, find
+from fpga.compiler.toolchain import Say, version_of
 from fpga.reports import energy
 from fpga.reports.build_report import BuildReport, NetlistProof, SeedResult, SwitchingCounts
 from fpga.reports.pages import TITLES
@@ -105,7 +105,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _build(order: BuildOrder, say: Say) -> BuildReport:
     family = FAMILIES[order.device.family]
-    tools = {name: find(name, say).version for name in ("yosys", family.placer, family.packer)}
+    tools = {name: version_of(name, say) for name in ("yosys", family.placer, family.packer)}
     emitted = emit(order.graph, order.folding, order.folder)
     (order.folder / "folding.json").write_bytes(format_folding(order.folding))
     (order.folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's

@@ -21,7 +21,7 @@ import msgspec
 
 from fpga.compiler.device_families import BITSTREAM, FAMILIES, NETLIST
 from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
-from fpga.compiler.toolchain import Say, find
+from fpga.compiler.toolchain import Say, find, version_of
 from fpga.compiler.yosys_netlist import count_cells, read_module
 from hawkvision.core.errors import CompileError
 from hawkvision.system.subprocess_runner import CommandResult, run
@@ -89,10 +89,11 @@ def synthesise(
     Raises:
         CompileError: if yosys is missing, refuses the files or takes too long.
     """
-    tool, kind = find("yosys", say), FAMILIES[family]
+    kind = FAMILIES[family]
     # Names without folders, because the WebAssembly build has a /tmp of its own.
     script = kind.script([path.name for path in files], top, parameters or {})
-    ran = run(tool.command, ["-q", "-p", script], cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
+    command = ["-q", "-p", script]
+    ran = run(find("yosys", say), command, cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
     kind.refine(folder / NETLIST, top)
     module = read_module(folder / NETLIST, top)
     return SynthesisResult(
@@ -122,18 +123,19 @@ def place_and_route(
     _check_fits(made.resources, device)
     kind, folder = FAMILIES[device.family], made.netlist.parent
     tool = find(kind.placer, say)
+    version = version_of(kind.placer)
     placed = pins.read_bytes() if pins else kind.clock_pin(device).encode()
     (folder / kind.pins).write_bytes(placed)
     content = made.netlist.read_bytes() + placed
     for seed in seeds:
         arguments = kind.route(device, seed, target_mhz or device.target_mhz)
-        identity = " ".join([tool.version, *arguments]).encode()
+        identity = " ".join([version, *arguments]).encode()
         tried = hashlib.sha256(identity + content).hexdigest()
         kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
         attempt = kept.read()
         if attempt is None:
             kept.path.unlink(missing_ok=True)  # it described files that are rewritten now
-            ran = run(tool.command, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
+            ran = run(tool, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
             attempt = _attempt(ran, seed, made, device)
             if ran.status >= 0 or ran.stopped_at_limit:  # a killed run may succeed next time
                 kept.write(attempt, stopped=ran.stopped_at_limit)
@@ -246,8 +248,7 @@ def pack(made: SynthesisResult, device: FpgaDevice, best: RoutedDesign, say: Say
         CompileError: if the packer is missing or fails.
     """
     kind, folder = FAMILIES[device.family], made.netlist.parent
-    tool = find(kind.packer, say)
-    run(tool.command, kind.pack(best.seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
+    run(find(kind.packer, say), kind.pack(best.seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
     return folder / BITSTREAM
 
 

