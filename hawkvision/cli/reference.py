@@ -123,7 +123,6 @@ SETTINGS_OF: Final = {
     "hawkvision edge up": "edge-node",
     "hawkvision dc up": "datacenter-tier",
     "hawkvision dc deploy": "datacenter-tier",
-    "hawkvision dc config": "datacenter-tier",
 }
 """Commands that take all settings of a server, and where these are described."""
 

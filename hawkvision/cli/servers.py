@@ -78,29 +78,10 @@ def dc_deploy(context: typer.Context) -> None:
     deploy(config, config.address)
 
 
-@dc_app.command("config", context_settings=PASS_ON)
-def dc_config(context: typer.Context) -> None:
-    """Print a Ray Serve config file; with `--rayservice IMAGE`, a KubeRay manifest."""
-    from hawkvision.core.errors import ConfigError
-    from hawkvision.core.settings.arguments import configured
-    from hawkvision.core.settings.config import DatacenterConfig
-    from hawkvision.datacenter.manifests.options import kubernetes_options
-    from hawkvision.datacenter.manifests.rayservice import rayservice
-    from hawkvision.datacenter.manifests.serve_yaml import serve_config
-
-    parsed = config_command().parse(context.args)
-    config = configured(DatacenterConfig, parsed)
-    image = parsed.more.pop("rayservice")
-    if image is None and (useless := [name for name, value in parsed.more.items() if value is not None]):
-        raise ConfigError(f"--{useless[0].replace('_', '-')} belongs to --rayservice IMAGE, which is not given")
-    text = serve_config(config) if image is None else rayservice(config, kubernetes_options(image, parsed.more))
-    typer.echo(text, nl=False)
-
-
 @dc_app.command("environment")
 def dc_environment() -> None:
     """Print the variables for every machine of a new Ray cluster: Ray's settings, its token and the tier's key."""
-    from hawkvision.datacenter.manifests.environment import environment
+    from hawkvision.datacenter.deployment.ray_settings import environment
 
     typer.echo(environment(), nl=False)
 
@@ -117,24 +98,6 @@ def dc_drain(
     typer.echo(f"drained: {drain(address, node, limit_s)}")
 
 
-def config_command() -> ServerCommand:
-    """The command line of `hawkvision dc config`."""
-    from hawkvision.core.settings.arguments import DC_CONFIG
-    from hawkvision.core.settings.config import DatacenterConfig
-    from hawkvision.core.settings.server_command import ServerCommand
-
-    more = {
-        "rayservice": ("IMAGE", "Print a KubeRay RayService that runs this container image."),
-        "models_claim": (
-            "NAME",
-            "With --rayservice: a PersistentVolumeClaim for models; else each pod builds them.",
-        ),
-        "redis_address": ("HOST:PORT", "With --rayservice: a Redis that keeps Ray's state if the head dies."),
-        "image_pull_policy": ("POLICY", "With --rayservice: Always, IfNotPresent or Never. [default: IfNotPresent]"),
-    }
-    return ServerCommand(DatacenterConfig, *DC_CONFIG, more)
-
-
 def server_commands() -> tuple[ServerCommand, ...]:
     """The command lines that take the settings of a server."""
     from hawkvision.core.settings.arguments import DC_DEPLOY, DC_UP, EDGE_UP
@@ -145,5 +108,4 @@ def server_commands() -> tuple[ServerCommand, ...]:
         ServerCommand(EdgeConfig, *EDGE_UP),
         ServerCommand(DatacenterConfig, *DC_UP),
         ServerCommand(DatacenterConfig, *DC_DEPLOY),
-        config_command(),
     )

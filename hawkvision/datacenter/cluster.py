@@ -30,7 +30,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     `hawkvision[datacenter]` as this machine, and the model files under `config.cache_dir`; nothing is uploaded. A
     cluster with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and
     `config.port` of each node, unless it already listens elsewhere. `TUNING` takes effect only if the cluster's own
-    processes were started with it, which `manifests` does.
+    processes were started with it (`hawkvision dc environment`).
 
     Args:
         config: the tier's settings.

@@ -11,7 +11,6 @@ from hawkvision.core.settings.words import ParsedArguments, read_plain
 EDGE_UP: Final = ("hawkvision edge up", "Start an edge node.")
 DC_UP: Final = ("hawkvision dc up", "Start a datacenter tier on this machine, Ray included.")
 DC_DEPLOY: Final = ("hawkvision dc deploy", "Deploy the datacenter tier to a running Ray cluster.")
-DC_CONFIG: Final = ("hawkvision dc config", "Print a Ray Serve config file, or a KubeRay manifest.")
 """Name and description of each command."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 
 from hawkvision.system.telemetry import SILENCED
@@ -22,3 +23,19 @@ TUNING: Final = {
 }
 CONNECTION_RETRIES: Final = {"RAY_NUM_REDIS_GET_RETRIES": "5"}
 """A second apart, instead of twenty: an address that listens and refuses five times most likely got a wrong key."""
+_SECRET_BYTES: Final = 32
+
+
+def environment() -> str:
+    """What every machine of a Ray cluster needs before `ray start`: Ray's settings and token, and a key for callers.
+
+    Lines `NAME=VALUE`, as shells, systemd (`EnvironmentFile=`) and container engines (`--env-file`) read them. The
+    token and the key are new.
+    """
+    made = {
+        **TUNING,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(_SECRET_BYTES),
+        "HAWKVISION_DC_API_KEY": secrets.token_hex(_SECRET_BYTES),
+    }
+    return "".join(f"{name}={value}\n" for name, value in made.items())

@@ -84,11 +84,17 @@ def cpus_for(app: Application) -> int:
 
     Ray starts as many workers ahead, in parallel: at least one per replica and one for Serve's controller.
     """
-    from hawkvision.datacenter.ingress.planned_deployments import planned_deployments
+    from ray.serve._private.build_app import build_app
+    from ray.serve.config import AutoscalingConfig
+    from ray.serve.deployment import deployment_to_schema
 
-    planned = planned_deployments(app)
-    replicas = sum(each.most for each in planned)
-    return max(replicas + 1, math.ceil(sum(each.most * each.cpus for each in planned)))
+    replicas, cpus = 0, 0.0
+    for built in build_app(app, name="planned").deployments:
+        scaling = deployment_to_schema(built).autoscaling_config
+        most = scaling.max_replicas if isinstance(scaling, AutoscalingConfig) else int(built.num_replicas)
+        replicas += most
+        cpus += most * float((built.ray_actor_options or {}).get("num_cpus", 1))
+    return max(replicas + 1, math.ceil(cpus))
 
 
 def deploy(app: Application, config: DatacenterConfig) -> None:

@@ -8,11 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.manifests.options import KubernetesOptions
-from hawkvision.datacenter.manifests.rayservice import rayservice
 from hawkvision.system.telemetry import SILENCED, silence, warn_if_allowed
 
 DEPLOY = Path(__file__).resolve().parents[3] / "edge" / "deploy"
@@ -66,11 +62,3 @@ def test_every_entry_point_and_every_replica_forbids_it_before_onnx_runtime_is_t
 def test_container_and_unit_forbid_it_too() -> None:
     for name in ("Dockerfile", "hawkvision-edge.service"):
         assert "ORT_DISABLE_TELEMETRY=1" in (DEPLOY / name).read_text(encoding="utf-8")
-    documents = yaml.safe_load_all(
-        rayservice(DatacenterConfig(host="0.0.0.0", api_key="k" * 32), KubernetesOptions("image"))
-    )
-    (service,) = (document for document in documents if document["kind"] == "RayService")
-    cluster = service["spec"]["rayClusterConfig"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        (container,) = group["template"]["spec"]["containers"]
-        assert {"name": "ORT_DISABLE_TELEMETRY", "value": "1"} in container["env"]

@@ -1,6 +1,6 @@
 """A Ray of several nodes on this machine, each with its own network, resources and processes.
 
-Node 1 is the head. It has no cores for replicas unless it is given some, as in `hawkvision dc config --rayservice`, and
+Node 1 is the head. It has no cores for replicas unless it is given some, as in edge/deploy/rayservice.yaml, and
 every process has the variables of that file's pods. Ray asks for a token at every port.
 """
 
@@ -183,14 +183,8 @@ def ray_nodes(variables: Mapping[str, str]) -> Iterator[RayNodes]:
 
 
 def _pod_variables() -> dict[str, str]:
-    """The variables of Ray's pods in the product's own manifest, secrets left out."""
-    made = subprocess.run(
-        [sys.executable, "-m", "hawkvision.cli", "dc", "config", "--host", "0.0.0.0", "--allow-plain-http", "true",
-         "--api-key", secrets.token_hex(16), "--rayservice", "image"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if made.returncode != 0:
-        raise NotReady(f"dc config --rayservice: {made.stderr.strip()}")
-    service: dict[str, Any] = next(each for each in yaml.safe_load_all(made.stdout) if each["kind"] == "RayService")
+    """The variables of Ray's pods on Kubernetes, secrets left out."""
+    text = (ROOT / "edge" / "deploy" / "rayservice.yaml").read_text(encoding="utf-8")
+    service: dict[str, Any] = next(iter(yaml.safe_load_all(text)))
     head = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     return {each["name"]: each["value"] for each in head["env"] if "value" in each}
