@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import hawkvision.system.telemetry  # noqa: F401  before any library that would report to its maker
 from hawkvision.core.version import __version__
-from hawkvision.renamed import RENAMED_NAMES, refuse_old_modules
 
 if TYPE_CHECKING:
     from hawkvision.client.asynchronous import AsyncClient, Health
@@ -123,15 +122,9 @@ def __getattr__(name: str) -> Any:
     """Import public names on first use, so that servers and the command line do not load the client."""
     if name in _MODULE_OF:
         return getattr(importlib.import_module(_MODULE_OF[name]), name)
-    if name in RENAMED_NAMES:
-        # Not an AttributeError, whose message `from hawkvision import …` would drop.
-        raise ImportError(f"hawkvision.{name} has been renamed; use hawkvision.{RENAMED_NAMES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """The public names."""
     return sorted(__all__)
-
-
-refuse_old_modules()

@@ -64,12 +64,6 @@ COMMANDS: Final = {
         "link_proxy", "LinkProxyOptions", "Offer a server at another loopback address, behind a bad link (needs root)."
     ),
 }
-MOVED: Final = {
-    "behind": "python -m loadgen link-proxy",
-    "rivals": "python -m tests.bench.policies, from a checkout",
-    "peers": "python -m tests.bench.servers, from a checkout",
-}
-"""Commands of earlier releases, and what to run now."""
 
 
 class _Commands(TyperGroup):
@@ -100,12 +94,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m loadgen") -> 
     write_anything()
     given = list(sys.argv[1:] if argv is None else argv)
     command_line.words.set(given)
-    renamed = command_line.renamed_option(given)
-    if given and given[0] in MOVED:
-        renamed = f"{given[0]}: this command is now {MOVED[given[0]]}"
-    if renamed is not None:
-        print(f"error: {renamed}", file=sys.stderr)  # noqa: T201
-        return command_line.USAGE_STATUS
     app = typer.Typer(cls=_Commands, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
     app.callback(help="Test a deployment from outside, before trusting it.")(lambda: None)
     group = typer.main.get_group(app)

@@ -12,7 +12,7 @@ import typer
 
 from hawkvision.cli import certification, classify, keys, servers, tools
 from hawkvision.cli.models import adding, building, own
-from hawkvision.cli.options import PASS_ON, renamed_option
+from hawkvision.cli.options import PASS_ON
 from hawkvision.core import logs
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
@@ -47,9 +47,6 @@ def main() -> None:
 
 
 def _run() -> None:
-    if (renamed := renamed_option(sys.argv[1:])) is not None:
-        typer.echo(f"error: {renamed}", err=True)
-        sys.exit(2)
     exit_on_sigterm()  # so that a compiler started by a command ends, too
     try:
         app(obj=logs.configure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -118,22 +117,3 @@ CsvFile = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON answer per line.", rich_help_panel=_OUTPUT)]
-
-RENAMED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "calibrate": {"--middle": "--intermediate"},
-    "classify": {"--lossy": "--datagram"},
-    "demo": {"--pictures": "--images"},
-}
-"""Options that commands had before 0.2, and what they are called now."""
-
-
-def renamed_option(words: Sequence[str]) -> str | None:
-    """What to say of an option with its old name among the words of a command line; None if there is none."""
-    for command, options in RENAMED_OPTIONS.items():
-        if command not in words:
-            continue
-        for word in words[words.index(command) :]:
-            old = word.partition("=")[0]
-            if old in options:
-                return f"{old}: this option of `{command}` is called {options[old]} since 0.2"
-    return None

@@ -321,8 +321,6 @@ def _now() -> float:
 
 
 def _check_transport(transport: str, paths: Sequence[str]) -> None:
-    if transport == "lossy":
-        raise ConfigError("transport: 'lossy' has been renamed; use 'datagram'")
     if transport not in ("http", "datagram"):
         raise ConfigError(f"transport: expected 'http' or 'datagram', got {transport!r}")
     if paths and transport != "datagram":

@@ -181,7 +181,7 @@ class ImageCalls(ABC):
                 listed = (await self.tasks()).get("tasks", [])
                 self._kinds = {each["task"]: each.get("kind") for each in listed}
             except (HawkVisionError, TypeError, KeyError, AttributeError):
-                return {}  # an earlier release, or it cannot be asked now
+                return {}  # it cannot be asked now
         return self._kinds
 
     async def _listed_anew(self, task: str) -> dict[str, str | None]:

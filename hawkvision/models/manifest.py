@@ -43,8 +43,6 @@ from hawkvision.models.weight_sources import Sha256 as Sha256
 from hawkvision.models.weight_sources import WeightSource as WeightSource
 from hawkvision.models.weight_sources import tag_source
 
-_RENAMED_KEYS: Final = {"ladder": "cascade", "committees": "ensembles", "pictures": "images"}
-"""Keys of manifests before 0.2."""
 
 
 def load_manifest(task: str, models: Path) -> Manifest:
@@ -88,7 +86,6 @@ def manifest_of(document: dict[str, Any], where: str) -> Manifest:
     Raises:
         ManifestError: as `parse_manifest`, whatever values the document has.
     """
-    _refuse_old_words(document, where)
     try:
         manifest = msgspec.convert(_with_source_kinds(document, where), Manifest)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -140,21 +137,6 @@ def _with_source_kinds(document: dict[str, Any], where: str) -> dict[str, Any]:
             continue
         tag_source(source, f"{where}: variants[{index}].source")
     return document
-
-
-def _refuse_old_words(document: dict[str, Any], where: str) -> None:
-    """Raises: ManifestError for a key of releases before 0.2, naming the present one."""
-    tables = {where: document}
-    for key in ("training", "cascade"):
-        if isinstance(document.get(key), dict):
-            tables[f"{where}: [{key}]"] = document[key]
-    for place, table in tables.items():
-        for old in table.keys() & _RENAMED_KEYS.keys():
-            raise ManifestError(f"{place}: {old} is called {_RENAMED_KEYS[old]} since 0.2")
-    ensembles = document.get("ensembles")
-    for each in ensembles if isinstance(ensembles, list) else ():
-        if isinstance(each, dict) and "sure_from" in each:
-            raise ManifestError(f"{where}: [[ensembles]]: sure_from is called accept_confidence since 0.2")
 
 
 def _variants_of(base: str, models: Path, where: str) -> Any:

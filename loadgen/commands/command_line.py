@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, Final, get_type_hints
 
@@ -28,12 +28,6 @@ program: Final[ContextVar[str]] = ContextVar("program", default="loadgen")
 """The module that was run."""
 EXTRA_OF: Final = {"PIL": "bench", "jinja2": "report", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
 """The extra that installs what a node does not need."""
-RENAMED_OPTIONS: Final[Mapping[str, str]] = {
-    "--keep-awake": "--prevent-cpu-idle",
-    "--most-stolen": "--max-cpu-steal",
-    "--most-slowed": "--max-cpu-slowdown",
-}
-USAGE_STATUS: Final = 2
 
 
 def option(panel: str, description: str, *names: str, metavar: str | None = None) -> Any:
@@ -65,15 +59,6 @@ def stated() -> str:
         elif word.startswith("--api-key="):
             shown[place] = "--api-key=KEY"
     return shlex.join(["python", "-m", program.get(), *shown])
-
-
-def renamed_option(given: Sequence[str]) -> str | None:
-    """An error that names the new option, if an old one was given; else None."""
-    for word in given:
-        new = RENAMED_OPTIONS.get(word.partition("=")[0])
-        if new is not None:
-            return f"{word.partition('=')[0]} is now {new}"
-    return None
 
 
 def explained(action: Callable[[], int | None]) -> int:

@@ -50,33 +50,7 @@ _SECTIONS: dict[type, tuple[Section, str]] = {
 }
 
 
-_RENAMED: Final = {
-    "give_up_below": "min_on_time_probability",
-    "dc_url": "datacenter_url",
-    "dc_api_key": "datacenter_api_key",
-    "dc_ca": "datacenter_ca",
-    "dc_certificate": "datacenter_certificate",
-    "dc_key": "datacenter_key",
-    "dc_transport": "datacenter_transport",
-    "dc_connections": "datacenter_connections",
-    "dc_timeout_s": "datacenter_timeout_s",
-    "lossy_port": "datagram_port",
-    "lossy_certificate": "datagram_certificate",
-    "lossy_key": "datagram_key",
-    "lossy_accept_sent_keys": "datagram_accept_sent_keys",
-    "queue_limit": "max_queue",
-    "streams_limit": "max_streams",
-    "providers": "onnx_providers",
-}
-"""Settings of earlier releases, and their new names."""
 _APP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_RENAMED_OF: Final[dict[type, dict[str, str]]] = {EdgeConfig: {}, DatacenterConfig: {"task": "tasks"}}
-"""The same for one server, where the other still has a setting of the old name."""
-
-
-def renamed(kind: type) -> dict[str, str]:
-    """The settings of a server in earlier releases, and their new names."""
-    return {**_RENAMED, **_RENAMED_OF[kind]}
 
 
 def load_config(
@@ -255,9 +229,6 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
-    for old, new in renamed(kind).items():
-        if old in values:
-            raise ConfigError(f"{where}: {old} is not a setting any more; use {new}")
     if "features" in values:
         raise ConfigError(f"{where}: Object contains unknown field `features`")
     _check_choices(kind, values, where)

@@ -10,9 +10,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.descriptions import Setting, settings_of
-from hawkvision.core.settings.load import ConfigT, renamed, section_of, structs_of
+from hawkvision.core.settings.load import ConfigT, section_of, structs_of
 from hawkvision.core.settings.words import ParsedArguments
 
 LONGEST_METAVAR: Final = 20
@@ -35,7 +34,6 @@ class ServerCommand:
             more: further options by name, each with the placeholder of its value and its description.
         """
         self.prog = prog
-        self._kind: type = kind
         self._parsed: list[ParsedArguments] = []
         self._settings = settings_of(*structs_of(kind))
         self._more = dict(more or {})
@@ -77,11 +75,6 @@ class ServerCommand:
             for name, (metavar, text) in self._more.items()
         ]
         parameters += [_parameter(setting.name, _option(setting), str) for setting in self._settings]
-        parameters += [
-            _parameter(old, typer.Option(f"--{old.replace('_', '-')}", hidden=True, help="Renamed."), str)
-            for old in renamed(self._kind)
-            if old not in {setting.name for setting in self._settings}
-        ]
         return parameters
 
     def _sorted(self, given: dict[str, Any]) -> ParsedArguments:
@@ -91,7 +84,6 @@ class ServerCommand:
 
     def _with_values(self, words: Sequence[str]) -> list[str]:
         """The words, with `true` after each switch without a value."""
-        _refuse_old_options(words, renamed(self._kind))
         switches = {setting.option for setting in self._settings if setting.kind == "BOOL"}
         written: list[str] = []
         for place, word in enumerate(words):
@@ -100,14 +92,6 @@ class ServerCommand:
             if word in switches and following.startswith("-"):
                 written.append("true")
         return written
-
-
-def _refuse_old_options(words: Sequence[str], names: Mapping[str, str]) -> None:
-    options = {f"--{old.replace('_', '-')}": f"--{new.replace('_', '-')}" for old, new in names.items()}
-    for word in words:
-        option = word.partition("=")[0]
-        if option in options:
-            raise ConfigError(f"{option} is not an option any more; use {options[option]}")
 
 
 def _parameter(name: str, option: Any, of: type) -> inspect.Parameter:

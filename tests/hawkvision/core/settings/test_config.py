@@ -11,7 +11,7 @@ from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import settings_of, topics_of
 from hawkvision.core.settings.kubernetes_variables import without_service_links
-from hawkvision.core.settings.load import load_config, renamed, settings_of_tasks, structs_of
+from hawkvision.core.settings.load import load_config, settings_of_tasks, structs_of
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -215,13 +215,6 @@ def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
     assert without_service_links(named, "P_")[1] == []
 
 
-def test_a_setting_of_another_release_is_refused_by_what_took_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"give_up_below is not a setting any more; use min_on_time_prob"):
-        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_GIVE_UP_BELOW": "0.25"})
-    with pytest.raises(ConfigError, match=r"--give-up-below is not an option any more; use --min-on-time-prob"):
-        parse_arguments(EdgeConfig, "edge", "a node", ["--give-up-below", "0.25"])
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -256,19 +249,6 @@ def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture
     said = capsys.readouterr().err
     assert "No such option" in said
     assert "--prot" in said
-
-
-@pytest.mark.parametrize(("old", "new"), renamed(EdgeConfig).items())
-def test_settings_of_releases_before_name_their_successors(old: str, new: str) -> None:
-    with pytest.raises(ConfigError, match=f"{old} is not a setting any more; use {new}"):
-        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{old.upper()}": "1"})
-
-
-def test_a_datacenter_serves_tasks_where_it_served_one_task() -> None:
-    with pytest.raises(ConfigError, match="task is not a setting any more; use tasks"):
-        load_config(DatacenterConfig, environ={"HAWKVISION_DC_TASK": "cifar10"})
-    with pytest.raises(ConfigError, match="--task is not an option any more; use --tasks"):
-        parse_arguments(DatacenterConfig, *DC_UP, ["--task", "cifar10"])
 
 
 def test_each_task_of_a_datacenter_is_named_once() -> None:

@@ -11,7 +11,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.arguments import DC_UP, EDGE_UP
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.descriptions import settings_of
-from hawkvision.core.settings.load import renamed, structs_of
+from hawkvision.core.settings.load import structs_of
 from hawkvision.core.settings.server_command import ServerCommand
 from hawkvision.core.settings.words import ParsedArguments, read_plain
 
@@ -21,9 +21,7 @@ COMMANDS: dict[Any, ServerCommand] = {
 }
 OPTIONS = sorted({setting.option for kind in COMMANDS for setting in settings_of(*structs_of(kind))})
 VALUES = ("", "0", "true", "a,b", "a=b", "-1", "--", "-h", "--help", "-")
-OPTION = st.sampled_from(
-    [*OPTIONS, "--config", "--port", "--allow-plain-http", *(f"--{old}" for kind in COMMANDS for old in renamed(kind))]
-)
+OPTION = st.sampled_from([*OPTIONS, "--config", "--port", "--allow-plain-http"])
 VALUE = st.one_of(st.sampled_from(VALUES), st.text(max_size=4))
 WORD = st.one_of(OPTION, VALUE, st.builds("{}={}".format, OPTION, VALUE))
 
