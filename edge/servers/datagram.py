@@ -88,7 +88,6 @@ class DatagramServer:
             identity,
             server.answer,
             keys=frontend.keys,
-            accept_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side,
             timeouts=RECEIVE_TIMEOUTS,
             congestion=controller_class(datagrams.congestion_control),

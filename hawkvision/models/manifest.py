@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -42,7 +42,6 @@ from hawkvision.models.weight_sources import PackageSource as PackageSource
 from hawkvision.models.weight_sources import Sha256 as Sha256
 from hawkvision.models.weight_sources import WeightSource as WeightSource
 from hawkvision.models.weight_sources import tag_source
-
 
 
 def load_manifest(task: str, models: Path) -> Manifest:

@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from hawkvision.core.errors import Forbidden, Overloaded, Unauthorized
-from hawkvision.core.escalation_api import INFER_PATH, PREVIOUS_STAGES_PATH, STAGES_PATH, TRANSPORT_PATH
+from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, TRANSPORT_PATH
 from hawkvision.core.key_text import own_key
 from hawkvision.servers.keyfile import (
     ANYBODY,
@@ -57,7 +57,7 @@ _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
         ("POST", rf"/v1/(classify|detect|infer|vision/detection)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
-        ("GET", rf"{re.escape(STAGES_PATH)}|{re.escape(PREVIOUS_STAGES_PATH)}|/v1/tasks|/v2(/.*)?", EITHER),
+        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/tasks|/v2(/.*)?", EITHER),
         ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
         ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, /docs, /openapi.json, and what is not found
         ("HEAD", r".*", OBSERVE),

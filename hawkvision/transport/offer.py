@@ -29,7 +29,7 @@ class OfferedEndpoint:
 
     def transports(self) -> Transports:
         """The reply to `GET /v1/transport`."""
-        return Transports.of(self.offer)
+        return Transports(self.offer)
 
     def reload(self) -> None:
         """Read the operator's files again, and show and offer the new certificate; open connections go on.

@@ -27,9 +27,6 @@ class DatagramSettings(
     own at each start. Clients compare the certificate: its dates and names do not matter to them."""
     key: Path | None = None
     """PEM file of the private key of that certificate."""
-    accept_sent_keys: bool = False
-    """Also lets in datagram clients of 0.1, which send the API key itself to whoever `GET /v1/transport` named; for the
-    time of an update only."""
     congestion_control: Word = "loss_tolerant"
     """Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds."""
 

@@ -1,4 +1,4 @@
-"""The bytes of the datagram transport, as 0.1 sent them: another version must read them, so none may change."""
+"""The bytes of the datagram transport: those of another machine must read them, so a change needs a new version."""
 
 from __future__ import annotations
 

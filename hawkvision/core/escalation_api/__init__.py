@@ -1,7 +1,7 @@
 """Requests and replies between an edge node and the datacenter tier, as they travel.
 
     POST /v1/infer
-        X-HawkVision-Wire: 2                   the version of this wire; absent: 1, an edge node before 0.2
+        X-HawkVision-Wire: 2                   the version of this wire; another is refused
         X-HawkVision-Task: imagenet            default: the tier's own task
         X-HawkVision-Variant: ensemble         a stage of the cascade; default: the best served
         X-HawkVision-Deadline-Ms: 180.0        time left when sent; absent: no deadline
@@ -40,9 +40,8 @@ decision within one round trip:
                                              "passed_over": {"index": 282, "score": 0.41}   the variant's result
 
 `fingerprint` states what computed the answer, as stamped by the replicas that ran the models
-(`hawkvision.models.fingerprints`); `passed_over` has its own. A tier before 0.2 states none, and its answers are never
-certified. An edge before 0.2 ignores it and uses the fingerprint in `/v1/stages`, which follows from the tier's
-settings. `ran` there is what the replicas state.
+(`hawkvision.models.fingerprints`); `passed_over` has its own. An answer without one is never certified. In
+`/v1/stages`, `fingerprint` follows from the tier's settings, and `ran` is what the replicas state.
 
 A score is one of the task's kind (`TaskKind.scores`), computed in float32. The comparison widens it to float64, and the
 header writes the threshold with enough digits to restore the same float64, so the tier accepts exactly the images that
@@ -72,9 +71,6 @@ and errors have the same bodies; errors add their `status`.
 from __future__ import annotations
 
 from hawkvision.core.escalation_api.listings import (
-    PREVIOUS_STAGES_PATH as PREVIOUS_STAGES_PATH,
-)
-from hawkvision.core.escalation_api.listings import (
     STAGES_PATH as STAGES_PATH,
 )
 from hawkvision.core.escalation_api.listings import (
@@ -85,9 +81,6 @@ from hawkvision.core.escalation_api.listings import (
 )
 from hawkvision.core.escalation_api.listings import (
     ListedStage as ListedStage,
-)
-from hawkvision.core.escalation_api.listings import (
-    PreviousStages as PreviousStages,
 )
 from hawkvision.core.escalation_api.listings import (
     StageList as StageList,
@@ -166,9 +159,6 @@ from hawkvision.core.escalation_api.request import (
 )
 from hawkvision.core.escalation_api.request import (
     WIRE_VERSION as WIRE_VERSION,
-)
-from hawkvision.core.escalation_api.request import (
-    WIRE_VERSIONS as WIRE_VERSIONS,
 )
 from hawkvision.core.escalation_api.request import (
     EscalationRequest as EscalationRequest,

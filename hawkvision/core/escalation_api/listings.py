@@ -7,8 +7,6 @@ from typing import Final
 import msgspec
 
 STAGES_PATH: Final = "/v1/stages"
-PREVIOUS_STAGES_PATH: Final = "/v1/rungs"
-"""The path of the stages for edge nodes before 0.2; served until 0.3."""
 TRANSPORT_PATH: Final = "/v1/transport"
 
 
@@ -40,19 +38,6 @@ class StageList(msgspec.Struct, frozen=True):
     stages: tuple[ListedStage, ...]
 
 
-class PreviousStages(msgspec.Struct, frozen=True):
-    """The reply to `GET /v1/rungs`: `StageList` as edge nodes before 0.2 read it."""
-
-    task: str
-    best: str
-    rungs: tuple[ListedStage, ...]
-
-    @classmethod
-    def of(cls, listing: StageList) -> PreviousStages:
-        """The same list in the old form."""
-        return cls(listing.task, listing.best, listing.stages)
-
-
 class DatagramEndpoint(msgspec.Struct, frozen=True):
     """Where the datagram transport listens, on the host that sent this document."""
 
@@ -61,7 +46,7 @@ class DatagramEndpoint(msgspec.Struct, frozen=True):
     certificate: str
     """PEM. The server presents the first certificate, which the caller compares bit for bit."""
     name: str
-    """Server name for the handshake; version 1 also checked it against the certificate."""
+    """Server name for the handshake."""
     version: int
     """Version of the hello message."""
 
@@ -70,10 +55,3 @@ class Transports(msgspec.Struct, frozen=True):
     """The reply to `GET /v1/transport`."""
 
     datagram: DatagramEndpoint | None = None
-    lossy: DatagramEndpoint | None = None
-    """The same endpoint, for callers and edge nodes before 0.2; sent until 0.3."""
-
-    @classmethod
-    def of(cls, endpoint: DatagramEndpoint | None) -> Transports:
-        """The reply of a server with that datagram endpoint."""
-        return cls(endpoint, endpoint)

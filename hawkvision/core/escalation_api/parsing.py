@@ -25,7 +25,7 @@ from hawkvision.core.escalation_api.request import (
     TOP_K_HEADER,
     VARIANT_HEADER,
     WIRE_HEADER,
-    WIRE_VERSIONS,
+    WIRE_VERSION,
     EscalationRequest,
     IntermediateOffer,
     template_decoder,
@@ -40,9 +40,10 @@ def check_wire_version(headers: Mapping[str, str]) -> None:
         BadField: if this release does not serve it.
     """
     text = headers.get(WIRE_HEADER)
-    if text is not None and text not in map(str, WIRE_VERSIONS):
-        served = " or ".join(map(str, WIRE_VERSIONS))
-        raise BadField(f"{WIRE_HEADER}: expected {served}, got {text[:40]!r}; update the older of edge and datacenter")
+    if text is not None and text != str(WIRE_VERSION):
+        raise BadField(
+            f"{WIRE_HEADER}: expected {WIRE_VERSION}, got {text[:40]!r}; update the older of edge and datacenter"
+        )
 
 
 def parse_escalation_headers(headers: Mapping[str, str]) -> EscalationRequest:

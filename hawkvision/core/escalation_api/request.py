@@ -12,9 +12,7 @@ from hawkvision.core.trace_context import TraceContext
 INFER_PATH: Final = "/v1/infer"
 WIRE_HEADER: Final = "X-HawkVision-Wire"
 WIRE_VERSION: Final = 2
-"""Of this HTTP wire; a request without the header speaks version 1, as edge nodes before 0.2 do. A datacenter serves
-the previous version for one release."""
-WIRE_VERSIONS: Final = (1, WIRE_VERSION)
+"""Of this HTTP wire. A request of another version is refused; one without the header is taken to speak this one."""
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
 DEADLINE_HEADER: Final = "X-HawkVision-Deadline-Ms"

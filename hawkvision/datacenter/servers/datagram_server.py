@@ -74,7 +74,6 @@ class TierDatagramServer:
             identity,
             server.answer,
             keys=keys,
-            accept_sent_keys=datagrams.accept_sent_keys,
             useful_side=useful_side(*tier.catalogs.values()),
             timeouts=ReceiveTimeouts(reserve_s=RESERVE_S),
             congestion=controller_class(datagrams.congestion_control),

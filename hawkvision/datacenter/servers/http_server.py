@@ -31,7 +31,6 @@ from hawkvision.core.errors import (
 )
 from hawkvision.core.escalation_api import (
     INFER_PATH,
-    PREVIOUS_STAGES_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
     TASK_HEADER,
@@ -39,7 +38,6 @@ from hawkvision.core.escalation_api import (
     TRANSPORT_PATH,
     VARIANT_HEADER,
     EscalationReply,
-    PreviousStages,
     Transports,
     check_wire_version,
     parse_escalation_headers,
@@ -139,9 +137,8 @@ class HttpServer:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
-        if path in (STAGES_PATH, PREVIOUS_STAGES_PATH):
-            listing = self.tier.listing(_task_of(request))
-            return _json(listing if path == STAGES_PATH else PreviousStages.of(listing))
+        if path == STAGES_PATH:
+            return _json(self.tier.listing(_task_of(request)))
         return await self._infer(request)
 
     async def _infer(self, request: Request) -> Response:
@@ -175,7 +172,6 @@ class HttpServer:
 _METHODS = {
     INFER_PATH: "POST",
     STAGES_PATH: "GET",
-    PREVIOUS_STAGES_PATH: "GET",
     TRANSPORT_PATH: "GET",
     METRICS_PATH: "GET",
     "/healthz": "GET",

@@ -17,8 +17,6 @@ from hawkvision.transport.protocol.wire import WireError
 
 ALPN: Final = "hawkvision/1"
 VERSION: Final = 2
-SENT_KEY_VERSION: Final = 1
-"""The previous version, whose hello carries the key itself."""
 MAX_HELLO: Final = 4096
 """The most bytes of the first message, whose sender has not proved a key yet."""
 MAX_PROOF: Final = 256
@@ -53,8 +51,6 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     version: int
     proof: Annotated[bytes, Meta(max_length=MAX_PROOF)] | None = None
     """The proof that the client has a key, see `hawkvision.servers.keys.prove`."""
-    api_key: str | None = None
-    """The key itself, in `SENT_KEY_VERSION` only; present clients do not send it."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -64,14 +64,12 @@ class DatagramListener:
         handler: Handler,
         *,
         keys: Keys,
-        accept_sent_keys: bool,
         useful_side: int,
         timeouts: ReceiveTimeouts,
         congestion: CongestionFactory,
     ) -> None:
         self.handler = handler
         self.keys = keys
-        self.accept_sent_keys = accept_sent_keys
         self.useful_side = useful_side
         self.timeouts = timeouts
         self.congestion = congestion
@@ -98,7 +96,6 @@ class DatagramListener:
         handler: Handler,
         *,
         keys: Keys | None = None,
-        accept_sent_keys: bool = False,
         useful_side: int = 256,
         timeouts: ReceiveTimeouts = STRICT,
         congestion: CongestionFactory = LossTolerant,
@@ -113,7 +110,6 @@ class DatagramListener:
             identity: the certificate and its key.
             handler: responds to images; its errors (`HawkVisionError`) reach the caller.
             keys: each client needs one with the scope `infer`; None asks for none. The handler checks rates.
-            accept_sent_keys: also admit clients of version 1, which send the key itself.
             useful_side: the pixels of the shorter side that models can use; clients scale images to it.
             timeouts: how long images with a deadline may take to arrive.
             congestion: makes each path's congestion controller.
@@ -124,7 +120,6 @@ class DatagramListener:
         server = cls(
             handler,
             keys=keys or Keys(),
-            accept_sent_keys=accept_sent_keys,
             useful_side=useful_side,
             timeouts=timeouts,
             congestion=congestion,

@@ -21,7 +21,6 @@ from hawkvision.transport.endpoint.quic import ControlProtocol
 from hawkvision.transport.protocol.control import (
     MAX_HELLO,
     MAX_MESSAGE,
-    SENT_KEY_VERSION,
     VERSION,
     CloseCode,
     Hello,
@@ -57,7 +56,6 @@ class HandshakeHost(Protocol):
     """What the handshake needs of its server."""
 
     keys: Keys
-    accept_sent_keys: bool
     useful_side: int
     sessions: dict[int, Session]
     received_bytes: int
@@ -137,13 +135,10 @@ class ServerProtocol(ControlProtocol):
 
     def _welcome(self, hello: Hello) -> None:
         keys = self._server.keys
-        if hello.version == VERSION:
-            caller = keys.by_proof(hello.proof or b"", self.exporter.export(KEY_PROOF))
-        elif hello.version == SENT_KEY_VERSION and (self._server.accept_sent_keys or not keys.required):
-            caller = keys.identify(None if hello.api_key is None else hello.api_key.encode())
-        else:
-            self._refuse(CloseCode.VERSION, _version_refusal(hello.version))
+        if hello.version != VERSION:
+            self._refuse(CloseCode.VERSION, f"this end speaks version {VERSION}, not {hello.version}")
             return
+        caller = keys.by_proof(hello.proof or b"", self.exporter.export(KEY_PROOF))
         if caller is None:
             keys.refused()  # counted
             self._refuse(CloseCode.UNAUTHORIZED, "missing or wrong API key")
@@ -162,15 +157,6 @@ class ServerProtocol(ControlProtocol):
         self.send_message(
             Welcome(session.number, client.key + client.iv, server.key + server.iv, self._server.useful_side)
         )
-
-
-def _version_refusal(version: int) -> str:
-    if version != SENT_KEY_VERSION:
-        return f"this end speaks version {VERSION}, not {version}"
-    return (
-        f"version {version} sends the API key itself to any server; expected version {VERSION}: "
-        "the client needs an update, or this end datagram_accept_sent_keys meanwhile"
-    )
 
 
 class Demultiplexer(QuicServer):

@@ -48,7 +48,7 @@ def test_image_bytes_and_fields_travel_unchanged(start: Start) -> None:
 
 
 def test_who_is_asked_for_datagrams_is_sent_no_key(start: Start) -> None:
-    node = start((200, {}, b'{"lossy": null}'))
+    node = start((200, {}, b'{"datagram": null}'))
     with Client(node.url, api_key="k", transport="datagram") as client, pytest.raises(ConfigError):
         client.classify(encoded())
     assert node.keys == [None]

@@ -29,15 +29,12 @@ async def serving(
     handler: Handler = echo,
     *,
     keys: Keys | None = None,
-    accept_sent_keys: bool = False,
     port: int = 0,
     identity: Identity = IDENTITY,
     congestion: CongestionFactory = LossTolerant,
 ) -> AsyncIterator[DatagramListener]:
     """A server on a free port."""
-    server = await DatagramListener.start(
-        "127.0.0.1", port, identity, handler, keys=keys, accept_sent_keys=accept_sent_keys, congestion=congestion
-    )
+    server = await DatagramListener.start("127.0.0.1", port, identity, handler, keys=keys, congestion=congestion)
     try:
         yield server
     finally:

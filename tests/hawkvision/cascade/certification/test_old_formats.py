@@ -17,7 +17,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cli import app
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Quality
-from hawkvision.models.manifest import load_manifest, models_dir
+from hawkvision.models.manifest import models_dir
 
 FILES = {name: Path(__file__).with_name("old_formats") / f"{name}.json.gz" for name in ("profile_4", "site_1")}
 """As 0.1 wrote them: the profile of CIFAR-10, and certificates that stand for a site's."""
@@ -86,23 +86,3 @@ def test_a_model_may_have_the_name_of_an_old_key(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(content))
     assert CliRunner().invoke(app, ["seal", str(path)]).exit_code == 0
     assert set(load_profile(path).stages[0].models) == set(RENAMED_KEYS)
-
-
-@pytest.mark.parametrize(
-    ("new", "old"),
-    [("cascade", "ladder"), ("ensembles", "committees"), ("images", "pictures"), ("accept_confidence", "sure_from")],
-)
-def test_an_old_key_of_a_manifest_is_refused_and_the_error_names_the_new_one(
-    new: str, old: str, tmp_path: Path
-) -> None:
-    text = (models_dir() / "imagenet" / "manifest.toml").read_text()
-    trained = (models_dir() / "cifar10" / "manifest.toml").read_text()
-    text = trained if new == "images" else text
-    changed = (
-        text.replace(f"[{new}]", f"[{old}]").replace(f"[[{new}]]", f"[[{old}]]").replace(f"\n{new} =", f"\n{old} =")
-    )
-    assert changed != text
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "manifest.toml").write_text(changed)
-    with pytest.raises(ManifestError, match=rf"manifest\.toml.*{old} is called {new} since 0\.2"):
-        load_manifest("old", tmp_path)

@@ -23,7 +23,6 @@ from hawkvision.core.settings.load import chosen_settings, load_config
                 "api_key": "a-key-of-some-length",
                 "target_ongoing_requests": 2.5,
                 "datagram_port": 0,
-                "datagram_accept_sent_keys": True,
                 "ray_network": "shared",
             },
         ),

@@ -11,11 +11,14 @@ from hawkvision.core.errors import BadField
 from hawkvision.core.escalation_api import (
     MAX_DEADLINE_MS,
     MAX_TOP_K,
+    WIRE_HEADER,
+    WIRE_VERSION,
     EscalationReply,
     EscalationRequest,
     EscalationTiming,
     IntermediateOffer,
     IntermediateResult,
+    check_wire_version,
     parse_escalation_datagram,
     parse_escalation_headers,
 )
@@ -55,6 +58,13 @@ TRACES = st.builds(
 def test_headers_carry_every_request_back(request: EscalationRequest) -> None:
     assume(request.intermediate is None or request.variant not in (None, request.intermediate.otherwise))
     assert parse_escalation_headers(request.headers()) == request
+
+
+@pytest.mark.parametrize("version", ["0", "1", "3", "two", ""])
+def test_another_wire_version_is_refused_with_the_one_that_is_spoken(version: str) -> None:
+    check_wire_version({WIRE_HEADER: str(WIRE_VERSION)})
+    with pytest.raises(BadField, match=f"X-HawkVision-Wire: expected 2, got {version!r}; update the older"):
+        check_wire_version({WIRE_HEADER: version})
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

@@ -114,13 +114,12 @@ def test_the_stages_of_each_task_are_listed_and_an_unknown_task_is_refused_with_
     async def scenario() -> None:
         to = server()
         ready(to)
-        for path in ("/v1/stages", "/v1/rungs"):
-            assert (await call(to, path))[1]["task"] == "digits"
-            assert (await call(to, path, query="task=shapes"))[1]["best"] == "large"
-            assert await call(to, path, query="task=letters") == (
-                404,
-                {"error": "no task 'letters' here; this tier serves 'digits', 'shapes'", "code": "not_found"},
-            )
+        assert (await call(to, "/v1/stages"))[1]["task"] == "digits"
+        assert (await call(to, "/v1/stages", query="task=shapes"))[1]["best"] == "large"
+        assert await call(to, "/v1/stages", query="task=letters") == (
+            404,
+            {"error": "no task 'letters' here; this tier serves 'digits', 'shapes'", "code": "not_found"},
+        )
         status, error = await call(to, "/v1/infer", b"image", task="letters")
         assert (status, "'digits', 'shapes'" in error["error"]) == (404, True)
 

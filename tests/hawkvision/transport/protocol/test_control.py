@@ -27,7 +27,7 @@ from hawkvision.transport.protocol.wire import WireError
 
 u32 = st.integers(0, 2**32 - 1)
 messages = st.one_of(
-    st.builds(Hello, st.integers(0, 9), st.none() | st.binary(max_size=MAX_PROOF), st.none() | st.text(max_size=20)),
+    st.builds(Hello, st.integers(0, 9), st.none() | st.binary(max_size=MAX_PROOF)),
     st.builds(Welcome, u32, st.binary(max_size=28), st.binary(max_size=28), st.integers(1, 65535)),
     st.builds(Template, st.integers(0, 255), st.binary(max_size=4096)),
     st.builds(Tables, st.integers(1, 255), st.binary(max_size=700)),
@@ -90,11 +90,9 @@ def test_a_message_too_long_is_refused_before_it_is_held(most: int) -> None:
         list(MessageReader(most).feed(struct.pack("!I", most + 1)))
 
 
-def test_the_previous_versions_hello_is_read_and_the_present_one_carries_no_key() -> None:
-    old = msgspec.msgpack.encode({"type": "hello", "version": 1, "api_key": "key"})
-    assert list(MessageReader().feed(struct.pack("!I", len(old)) + old)) == [Hello(1, None, "key")]
-    new = encode_message(Hello(2, b"proof"))
-    assert msgspec.msgpack.decode(new[4:]) == {"type": "hello", "version": 2, "proof": b"proof"}
+def test_a_hello_carries_a_proof_and_no_key() -> None:
+    hello = encode_message(Hello(2, b"proof"))
+    assert msgspec.msgpack.decode(hello[4:]) == {"type": "hello", "version": 2, "proof": b"proof"}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +114,6 @@ def test_values_out_of_bounds_are_refused(broken: dict[str, object]) -> None:
 
 
 def test_text_that_is_no_utf8_is_a_broken_message() -> None:
-    body = encode_message(Hello(1, None, "key")).replace(b"hello", b"hel\xff\xff")
+    body = encode_message(Hello(2, b"proof")).replace(b"hello", b"hel\xff\xff")
     with pytest.raises(WireError, match="control message"):
         list(MessageReader().feed(body))
