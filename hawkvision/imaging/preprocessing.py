@@ -7,15 +7,17 @@ release the GIL. Every function may be called from several threads at once. Figu
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
-from collections.abc import Callable, Generator, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import BadImage, TooLarge, UnsupportedMedia
+from hawkvision.core.errors import BackendError, BadImage, TooLarge, UnsupportedMedia
 from hawkvision.core.types import Pixels
 from hawkvision.imaging import pillow_formats
 from hawkvision.imaging.image_formats import Encoded, ImageFormat, other_format
@@ -26,7 +28,6 @@ from hawkvision.imaging.jpeg_repair import scans
 from hawkvision.imaging.placement import OVERSAMPLING as OVERSAMPLING
 from hawkvision.imaging.placement import Rectangle, crop_scale, fitting, least_side, scale_of, whole_scaled
 from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
-from hawkvision.imaging.scale.interpolation import scaled
 from hawkvision.models.input_spec import InputSpec, Interpolation
 
 __all__ = [
@@ -64,6 +65,16 @@ STRIP_PIXELS = 1 << 16
 
 STRONG = 2.0
 """Shrinking by more than this factor averages areas."""
+
+_OPENCV: Final[Mapping[str, int]] = {
+    "bilinear": cv2.INTER_LINEAR,
+    "bicubic": cv2.INTER_CUBIC,
+    "area": cv2.INTER_AREA,
+    "opencv_bilinear": cv2.INTER_LINEAR,
+    "opencv_bicubic": cv2.INTER_CUBIC,
+    "opencv_area": cv2.INTER_AREA,
+}
+_PILLOW: Final[Mapping[str, str]] = {"pillow_bilinear": "BILINEAR", "pillow_bicubic": "BICUBIC"}
 
 
 def probe(body: Encoded) -> ImageHeader:
@@ -174,6 +185,38 @@ def preprocess(pixels: Pixels, spec: InputSpec) -> Pixels:
         strongly = crop_scale(height, width, spec) > STRONG
         return scaled(crop, target.height, target.width, "area" if strongly else spec.interpolation)
     return _padded(_shrunk(pixels, target.height, target.width, spec.interpolation), target, spec)
+
+
+def scaled(pixels: Pixels, height: int, width: int, interpolation: Interpolation) -> Pixels:
+    """The image (h, w, 3) as (height, width, 3), scaled as the interpolations of `InputSpec` say.
+
+    bilinear, bicubic, area    as `cv2.resize`; `preprocess` averages areas instead when shrinking by more than two
+    opencv_*                   as `cv2.resize` at any factor; bilinear is also TensorFlow's and Keras' `resize`
+    pillow_*                   as Pillow's `Image.resize`, whose filters widen with the factor; torchvision's `Resize`
+
+    Raises:
+        BackendError: if the interpolation needs Pillow, and it is not installed.
+    """
+    if pixels.shape[:2] == (height, width):
+        return np.ascontiguousarray(pixels)
+    made: Pixels
+    if interpolation in _PILLOW:
+        pillow = _pillow()
+        image = pillow.fromarray(np.ascontiguousarray(pixels))
+        made = np.asarray(image.resize((width, height), pillow.Resampling[_PILLOW[interpolation]]))
+    else:
+        made = cv2.resize(pixels, (width, height), interpolation=_OPENCV[interpolation])
+    return made
+
+
+@functools.cache
+def _pillow() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError:
+        raise BackendError(
+            "Pillow is not installed, which this interpolation needs: pip install 'hawkvision[formats]'"
+        ) from None
 
 
 def _exactly(pixels: Pixels, spec: InputSpec) -> Pixels:

@@ -157,7 +157,6 @@ def _open_fastest(model: Path | bytes, providers: Sequence[str], threads: int, p
 
 
 def _open_int8(model: Path | bytes, threads: int) -> Backend:
-    from hawkvision.imaging.scale import bicubic
     from hawkvision.inference.int8.backend import Int8Backend
     from hawkvision.inference.int8.equivalence_check import agrees
 
@@ -168,5 +167,4 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
             f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "
             "a defect of these kernels, or of the compiler that made them"
         )
-    bicubic.prepare()  # images are then scaled by our kernel, too
     return backend

@@ -19,7 +19,7 @@ Interpolation: TypeAlias = Literal[
     "pillow_bilinear",
     "pillow_bicubic",
 ]
-"""How images are scaled (`hawkvision.imaging.scale.interpolation`). Those of a library scale whole images."""
+"""How images are scaled (`hawkvision.imaging.preprocessing.scaled`). Those of a library scale whole images."""
 Fit: TypeAlias = Literal["crop", "stretch", "letterbox"]
 Weights: TypeAlias = tuple[float | tuple[float, ...], ...]
 """Of the members of an ensemble: one number each, or one per label each."""

@@ -24,7 +24,7 @@ from hawkvision.system.native_build import LibraryRecipe, find_kept, make_librar
 log = logging.getLogger("hawkvision.inference")
 
 FOLDER: Final = Path(__file__).parent
-SOURCES: Final = ("network.cpp", "amx.h", "bicubic.h", "layers.h", "program.h", "ranking.h")
+SOURCES: Final = ("network.cpp", "amx.h", "layers.h", "program.h", "ranking.h")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 """Required processor features, as compilers name them."""
 TILES: Final = ("amx_tile", "amx_int8")

@@ -17,7 +17,6 @@
 #include <atomic>
 
 #include "amx.h"
-#include "bicubic.h"
 #include "layers.h"
 #include "ranking.h"
 

@@ -1,1 +1,0 @@
-"""Scaling images, as libraries do or faster."""
