@@ -19,8 +19,6 @@ from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
 from hawkvision.inference.backend_registry import execution_of, open_backend
 from hawkvision.inference.backends.interface import Backend
-from hawkvision.inference.int8 import ranking
-from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, Variant
@@ -102,9 +100,7 @@ class StageLoader:
             task=manifest.task_facts,
         )
         first_fingerprint = stage_fingerprint(stated, members[:1], task=manifest.task_facts)
-        native = isinstance(models[0].backend, Int8Backend)
-        kind = self._kind.accelerated(ranking) if native else self._kind
-        return EdgeStage(name, models[0], temperature, score, kind, others, fingerprint, first_fingerprint)
+        return EdgeStage(name, models[0], temperature, score, self._kind, others, fingerprint, first_fingerprint)
 
     def load_warm(self, name: str) -> EdgeStage:
         """A variant or conditional ensemble with the manifest's temperature, ready for its first image.

@@ -1,1 +1,1 @@
-"""Native code: C++ kernels for inference and ranking, compiled for the machine that runs them."""
+"""Native code: C++ kernels for inference, compiled for the machine that runs them."""

@@ -24,7 +24,7 @@ from hawkvision.system.native_build import LibraryRecipe, find_kept, make_librar
 log = logging.getLogger("hawkvision.inference")
 
 FOLDER: Final = Path(__file__).parent
-SOURCES: Final = ("network.cpp", "amx.h", "layers.h", "program.h", "ranking.h")
+SOURCES: Final = ("network.cpp", "amx.h", "layers.h", "program.h")
 NEEDS: Final = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 """Required processor features, as compilers name them."""
 TILES: Final = ("amx_tile", "amx_int8")
@@ -140,10 +140,6 @@ def _opened() -> ctypes.CDLL | BackendError:
     loaded.network_expect.argtypes = [ctypes.c_void_p]
     loaded.network_close.restype = None
     loaded.network_close.argtypes = [ctypes.c_void_p]
-    loaded.most_probable.argtypes = [
-        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_float, ctypes.c_double, ctypes.c_int32),
-        *(ctypes.c_void_p, ctypes.c_void_p),
-    ]
     return loaded
 
 

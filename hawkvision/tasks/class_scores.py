@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,6 @@ class Score(StrEnum):
 
     TOP1 = "top1"
     MARGIN = "margin"
-
-
-class Ranking(Protocol):
-    """The k most probable classes of one image, most probable first, ties by lower index.
-
-    The logits (classes,) are divided by `before` as by `tempered`, then taken at `temperature`. The result is the
-    classes' indices and their probabilities as by `softmax`.
-    """
-
-    def __call__(
-        self, logits: Logits, temperature: float, k: int, before: float = 1.0
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Indices and probabilities."""
-        ...
 
 
 def softmax(logits: Logits, temperature: float = 1.0) -> Probabilities:
@@ -81,7 +67,10 @@ def top_classes(probabilities: NDArray[np.float32], k: int) -> NDArray[np.intp]:
 def most_probable(
     logits: Logits, temperature: float, k: int, before: float = 1.0
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The k most probable classes of one image and their probabilities; a `Ranking`."""
+    """The k most probable classes of one image and their probabilities, most probable first, ties by lower index.
+
+    The logits (classes,) are divided by `before` as by `tempered`, then taken at `temperature`.
+    """
     probabilities = softmax(tempered(logits, before)[np.newaxis], temperature)[0]
     order = top_classes(probabilities, k)
     return tuple(order.tolist()), tuple(probabilities[order].tolist())

@@ -6,8 +6,7 @@ An output is the probabilities of all classes (classes,). The loss is 0 or 1: ac
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,8 @@ from hawkvision.core.errors import BackendError, ConfigError, ManifestError
 from hawkvision.core.types import LOGITS, Logits
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks import class_scores
-from hawkvision.tasks.class_scores import ROUNDING, Ranking, Score, log_probabilities, softmax
-from hawkvision.tasks.kind import Judged, Kernels, Output, TaskKind, Tensors, TensorSpec, ToImage, Weights, WireTensor
+from hawkvision.tasks.class_scores import ROUNDING, Score, log_probabilities, softmax
+from hawkvision.tasks.kind import Judged, Output, TaskKind, Tensors, TensorSpec, ToImage, Weights, WireTensor
 from hawkvision.tasks.predictions import classes
 from hawkvision.tasks.predictions.classes import Classification as Classification
 
@@ -36,7 +35,6 @@ class ClassificationKind(TaskKind[Classification]):
         """See `TaskKind`; there are no options."""
         super().__init__(labels, options)
         self.refuse_unknown_options(())
-        self._ranking: Ranking = class_scores.most_probable
         if len(self.labels) < 2:
             raise ManifestError(f"kind 'classification': expected at least two labels, got {len(self.labels)}")
 
@@ -131,12 +129,6 @@ class ClassificationKind(TaskKind[Classification]):
         """Whether the most probable class leads by more than both probabilities may change."""
         return self.score(output, Score.MARGIN) > 2.0 * variation
 
-    def accelerated(self, kernels: Kernels) -> Self:
-        """See `TaskKind.accelerated`; classes are ranked by the kernels."""
-        made = copy(self)
-        made._ranking = kernels.most_probable
-        return made
-
     def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> Judged[Classification]:
         """See `TaskKind.judge`."""
         return self._judged(log_probabilities(output), limit, score, temperature)
@@ -158,7 +150,7 @@ class ClassificationKind(TaskKind[Classification]):
         self, logits: Logits, limit: int, score: str, temperature: float, before: float = 1.0
     ) -> Judged[Classification]:
         margin = score == Score.MARGIN
-        indices, sure = self._ranking(logits, temperature, max(2, limit) if margin else limit, before)
+        indices, sure = class_scores.most_probable(logits, temperature, max(2, limit) if margin else limit, before)
         prediction = self.from_classes(zip(indices[:limit], sure, strict=False))
         return Judged(prediction, float(np.float32(sure[0]) - np.float32(sure[1])) if margin else sure[0])
 

@@ -14,7 +14,7 @@ contract as tests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import msgspec
 
@@ -24,22 +24,12 @@ from hawkvision.core.types import Prediction as Prediction
 from hawkvision.core.types import Tensors as Tensors
 from hawkvision.core.types import ToImage as ToImage
 from hawkvision.models.input_spec import Weights as Weights
-from hawkvision.tasks.class_scores import Ranking
 from hawkvision.tasks.measured_kind import MeasuredKind
 from hawkvision.tasks.measured_kind import PredictionT as PredictionT
 from hawkvision.tasks.measured_kind import Truth as Truth
 from hawkvision.tasks.predictions.tensors import NO_TENSORS
 from hawkvision.tasks.predictions.tensors import TensorSpec as TensorSpec
 from hawkvision.tasks.predictions.tensors import WireTensor as WireTensor
-
-
-class Kernels(Protocol):
-    """Native functions that kinds can use, as `hawkvision.inference.int8.ranking` has them."""
-
-    @property
-    def most_probable(self) -> Ranking:
-        """The most probable classes of one image."""
-        ...
 
 
 class Judged(NamedTuple, Generic[PredictionT]):
@@ -67,10 +57,6 @@ class TaskKind(MeasuredKind[PredictionT]):
         raise BadField(f"min_confidence: answers of kind {self.name!r} have no confidence; choose another target")
 
     # ---------------------------------------------------------------------------------------- one image at the edge
-
-    def accelerated(self, kernels: Kernels) -> Self:  # noqa: ARG002 - most kinds have no use for them
-        """This kind, with native functions in place of NumPy's where it can use them."""
-        return self
 
     def output(self, tensors: Tensors, row: int, temperature: float, to_image: ToImage | None = None) -> Output:
         """The output for one of n images, placed by `to_image`.
