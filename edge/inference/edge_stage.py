@@ -23,7 +23,7 @@ from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_inputs
-from hawkvision.inference.backends.interface import Backend, Prefetching
+from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import InputSpec, Manifest
 from hawkvision.tasks.kind import Output, TaskKind, ToImage, Weights
 
@@ -65,19 +65,6 @@ class LoadedModel:
     """The variant's decoder; None leaves the tensors as they are."""
     give_back: Callable[[], None] | None = None
     """Ends the use of a model that other tasks run as well; None closes its backends."""
-    expectant: Prefetching | None = field(init=False, repr=False, compare=False)
-    """`wide`, if it can prepare while the image is decoded."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "expectant", self.wide if isinstance(self.wide, Prefetching) else None)
-
-    def expect(self, alone: Callable[[], bool]) -> None:
-        """Let the backend prepare for one image that is about to be decoded, if that is alone.
-
-        The int8 kernels fetch their weights on another core meanwhile.
-        """
-        if self.expectant is not None and alone():
-            self.expectant.expect()
 
     def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Tensors:
         """The decoded tensors (n, ...) of n ≥ 1 images (height, width, 3)."""
@@ -166,8 +153,6 @@ class EdgeStage:
         Raises:
             BackendError: if a backend is broken.
         """
-        if len(jobs) == 1:
-            self.first.expect(jobs[0].alone)
         clock = jobs[0].clock
         specs = [model.spec for model in self.models]
         runs = [_Run(job, load_inputs(job.body, specs, max_pixels=job.max_pixels, header=job.header)) for job in jobs]

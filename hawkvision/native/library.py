@@ -136,8 +136,6 @@ def _opened() -> ctypes.CDLL | BackendError:
     loaded.network_open.argtypes = [ctypes.c_void_p, ctypes.c_int32]
     loaded.network_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]
     loaded.network_helper.argtypes = [ctypes.c_void_p, ctypes.c_int32]
-    loaded.network_expect.restype = None
-    loaded.network_expect.argtypes = [ctypes.c_void_p]
     loaded.network_close.restype = None
     loaded.network_close.argtypes = [ctypes.c_void_p]
     return loaded

@@ -225,7 +225,6 @@ struct Network {
     std::atomic<bool> ending{false};
     std::atomic<uint32_t> calls{0}; // a futex: helpers sleep until it changes
     std::atomic<int> asleep{0};
-    std::atomic<bool> expecting{false}; // an inference, for which a helper is to fetch the weights
     alignas(64) std::atomic<uint64_t> claim{NOTHING.word()};
     alignas(64) std::atomic<int> done{0}; // units of the stage, by helpers
     alignas(64) Inference now{};
@@ -248,16 +247,6 @@ static bool claim(Network &n, int stage, bool low, int *unit) {
     }
 }
 
-static bool at_rest(const Network &n) { return Claim::of(n.claim.load()).stage == NOTHING.stage; }
-
-// Reads all weights, unless an inference begins. Then the cache that processors share has them, if it is large enough.
-static void fetch(const Network &n) {
-    const volatile char *const packed = n.program.packed;
-    const int64_t bytes = n.program.packed_bytes, some = 4096;
-    for (int64_t from = 0; from < bytes && at_rest(n); from += some)
-        for (int64_t at = from; at < from + some && at < bytes; at += 64) (void)packed[at];
-}
-
 struct Job {
     Network *network;
     u8 *scratch;
@@ -275,9 +264,7 @@ static void *help(void *argument) {
         const uint32_t calls = n.calls.load();
         const int stage = Claim::of(n.claim.load()).stage;
         int unit;
-        if (stage == NOTHING.stage && n.expecting.exchange(false)) {
-            fetch(n);
-        } else if (stage == NOTHING.stage) {
+        if (stage == NOTHING.stage) {
             release_tiles();
             n.asleep.fetch_add(1);
             if (!n.ending.load()) futex(n.calls, FUTEX_WAIT, calls); // returns at once after a call since it was read
@@ -335,7 +322,6 @@ static void run_helped(Network &n, const Inference &now, u8 *scratch) {
         n.done.store(0, std::memory_order_relaxed);
         n.claim.store(Claim{stage, 0, units}.word(), std::memory_order_release);
         if (stage == 0) {
-            n.expecting.store(false);
             n.calls.fetch_add(1);
             if (n.asleep.load()) futex(n.calls, FUTEX_WAKE, n.helpers);
         }
@@ -394,14 +380,6 @@ Network *network_open(const Program *program, int32_t helpers) {
 
 // The kernel's number of a helper's thread.
 int32_t network_helper(const Network *n, int32_t number) { return n->id[number]; }
-
-// An inference is likely to follow within a millisecond: one of the helpers fetches the weights meanwhile.
-void network_expect(Network *n) {
-    if (!n->helpers || n->busy.load()) return;
-    n->expecting.store(true);
-    n->calls.fetch_add(1);
-    if (n->asleep.load()) futex(n->calls, FUTEX_WAKE, 1);
-}
 
 // Logits of `count` images, one by one. Of callers at once the first has the helpers, the others go alone. False
 // without memory.

@@ -38,8 +38,6 @@ struct Program {
     const Layer *layer;
     const Stage *stage;
     int64_t arena, scratch, ring; // bytes: of one inference; of each thread in it; of that, for rows of `run_pair`
-    const char *packed;           // all weights, biases and scales
-    int64_t packed_bytes;
 };
 
 enum { MOST_STAGE_LAYERS = 8 }; // of a stage

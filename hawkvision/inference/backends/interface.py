@@ -48,15 +48,6 @@ class Backend(Protocol):
         ...
 
 
-@runtime_checkable
-class Prefetching(Backend, Protocol):
-    """A backend that can prepare while an image is being decoded."""
-
-    def expect(self) -> None:
-        """Announce that an image is likely to follow within a millisecond. Never raises; none need follow."""
-        ...
-
-
 def check_batch(batch: Pixels, input_shape: tuple[int, int, int]) -> None:
     """Check a batch against the contract of `Backend.infer`.
 

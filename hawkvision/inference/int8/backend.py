@@ -65,12 +65,6 @@ class Int8Backend:
         check_batch(batch, self._shape)
         return {LOGITS: network.run(np.ascontiguousarray(batch))}
 
-    def expect(self) -> None:
-        """See `Expectant.expect`. A helper thread fetches the weights; without helpers nothing is done."""
-        network = self._network
-        if network is not None:
-            network.expect()
-
     def close(self) -> None:
         """See `Backend.close`. Runs of other threads finish."""
         self._network = None
@@ -93,10 +87,6 @@ class _Open:
         weakref.finalize(self, _close, self._library, self._handle, program).atexit = False
         threads = (self._library.network_helper(self._handle, number) for number in range(helpers))
         self._helpers = HelperThreads(threads)
-
-    def expect(self) -> None:
-        self._helpers.step_aside()
-        self._library.network_expect(self._handle)
 
     def run(self, batch: Pixels) -> Logits:
         logits = np.empty((len(batch), self._classes), np.float32)

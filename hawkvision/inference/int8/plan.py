@@ -107,9 +107,6 @@ def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
     struct = CProgram(
         len(tensors), len(layers), len(stages), network.classes, tensors, layers, c_stages, arena, scratch, ring
     )
-    if held:
-        struct.packed = held[0].ctypes.data
-        struct.packed_bytes = held[-1].ctypes.data + held[-1].nbytes - held[0].ctypes.data
     return Program(struct, (tensors, layers, c_stages, *held))
 
 

@@ -63,6 +63,4 @@ class CProgram(ctypes.Structure):
         ("arena", ctypes.c_int64),
         ("scratch", ctypes.c_int64),
         ("ring", ctypes.c_int64),
-        ("packed", ctypes.c_void_p),
-        ("packed_bytes", ctypes.c_int64),
     ]

@@ -8,7 +8,6 @@ import pytest
 
 from edge.inference.edge_stage import EdgeStage, InferenceJob, LoadedModel, StagePrediction
 from hawkvision.core.clock import MonotonicClock
-from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Quality
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.tasks.class_scores import Score
@@ -29,32 +28,6 @@ def test_only_an_image_that_is_alone_uses_several_threads(alone: bool, images: i
     assert isinstance(stage.first.wide, GatedBackend)
     assert isinstance(stage.first.backend, GatedBackend)
     assert (stage.first.wide.inferred, stage.first.backend.inferred) == (wide, narrow)
-
-
-class Foresighted(GatedBackend):
-    """Told that an image will follow; notes how many it had inferred by then."""
-
-    def __init__(self) -> None:
-        super().__init__(SURE)
-        self.reported: list[int] = []
-
-    def expect(self) -> None:
-        self.reported.append(self.inferred)
-
-
-@pytest.mark.parametrize(("alone", "images", "reported"), [(True, 1, [0]), (False, 1, []), (True, 2, [])])
-def test_a_wide_backend_prepares_for_a_lone_image_before_it_is_decoded(
-    alone: bool, images: int, reported: list[int]
-) -> None:
-    wide = Foresighted()
-    stage = EdgeStage("small", LoadedModel("small", GatedBackend(SURE), SPEC, wide), 1.0, Score.TOP1, TEN)
-    look = InferenceJob(stage, encoded(), probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: alone)
-    stage.infer_batch([look] * images)
-    assert wide.reported == reported
-    broken = InferenceJob(stage, encoded()[:300], probe(encoded()), 3, 1_000_000, MonotonicClock(), alone=lambda: True)
-    with pytest.raises(BadImage):
-        broken()
-    assert wide.reported[len(reported) :] == [wide.inferred], "an image that turns out to be none was expected as well"
 
 
 def test_a_node_runs_wide_until_images_compete_and_closes_both_models() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -175,16 +174,6 @@ def helpers_of_this_process() -> list[Path]:
     return found
 
 
-def sleeps(thread: Path) -> int:
-    """How often it has gone to sleep, once it has."""
-    until = time.monotonic() + 30
-    while True:
-        status = dict(line.split(":\t") for line in (thread / "status").read_text().splitlines())
-        if status["State"].startswith("S"):
-            return int(status["voluntary_ctxt_switches"])
-        assert time.monotonic() < until
-
-
 @runs
 @needs_two_cores
 def test_helpers_end_with_their_backend() -> None:
@@ -194,28 +183,6 @@ def test_helpers_end_with_their_backend() -> None:
     assert len(helpers_of_this_process()) == before + 1
     backend.close()
     assert len(helpers_of_this_process()) == before
-
-
-@runs
-@needs_two_cores
-def test_a_helper_wakes_for_an_image_that_is_expected_and_sleeps_again_whether_it_comes_or_not() -> None:
-    others = helpers_of_this_process()
-    with closing(Int8Backend(residual_network(), threads=2)) as backend:
-        image = random_images(backend, 1)
-        logits = backend.infer(image)[LOGITS]
-        (helper,) = (thread for thread in helpers_of_this_process() if thread not in others)
-        for comes in (False, True, False):
-            before = sleeps(helper)
-            backend.expect()
-            until = time.monotonic() + 30
-            while sleeps(helper) == before:
-                assert time.monotonic() < until
-            if comes:
-                assert np.array_equal(backend.infer(image)[LOGITS], logits)
-        for _ in range(200):  # while it may still be at it
-            backend.expect()
-            assert np.array_equal(backend.infer(image)[LOGITS], logits)
-    backend.expect()  # and of one that is closed nothing is expected
 
 
 @runs
