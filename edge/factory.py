@@ -41,7 +41,6 @@ from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer, useful_side
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
-from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.manifest import InputSpec, cache_dir, load_manifest, models_dir
 from hawkvision.system.memory import divided, give_back_at_once
@@ -79,8 +78,6 @@ class Environment:
     clock: Clock
     rates: DecodingRates
     """Of decoding, learned while the nodes run."""
-    placement: CorePlacement
-    """Keeps the workers of all nodes on different cores."""
     tasks: int = 1
     """Number of nodes that share the memory of this process."""
     datacenter_tls: ssl.SSLContext | None = None
@@ -254,7 +251,7 @@ async def _warm_pool(
     # Our own kernels run images one by one anyway.
     together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_BATCH
     pool: WorkerPool[StagePrediction] = WorkerPool(
-        workers, config.max_queue, max_batch=together, memory=admission.memory, placement=shared.placement
+        workers, config.max_queue, max_batch=together, memory=admission.memory
     )
     opened.push_async_callback(asyncio.to_thread, pool.close)
     for model in stage.models:

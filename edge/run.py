@@ -36,7 +36,6 @@ from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.load import settings_of_tasks
 from hawkvision.imaging.decoding_cost import DecodingRates
-from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
@@ -140,7 +139,7 @@ class EdgeServer:
         config, datacenter = self._config, self._datacenter_certificates
         tls = None if datacenter is None else datacenter.renewing()
         rates = await asyncio.to_thread(DecodingRates)
-        shared = Environment(self._metrics, self._clock, rates, CorePlacement(), len(loaded), tls)
+        shared = Environment(self._metrics, self._clock, rates, len(loaded), tls)
         self._tasks = tasks = await open_tasks(self._configs, loaded, shared)
         self._watch_certificates(tasks, loaded)
         self._frontend.divide_bodies(tasks)

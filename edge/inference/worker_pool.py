@@ -18,7 +18,6 @@ from typing import Any, Final, Generic, TypeVar
 from edge.inference.job_queue import MAX_BATCH, NO_COST, VIRTUAL_DEADLINE_S, Job, JobQueue, RunBatch
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded
 from hawkvision.imaging.decoding_cost import DecodingCost
-from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.system.memory import MemoryBudget
 
 T = TypeVar("T")
@@ -36,7 +35,6 @@ class WorkerPool(Generic[T]):
         limit: int,
         max_batch: int = MAX_BATCH,
         memory: MemoryBudget | None = None,
-        placement: CorePlacement | None = None,
     ) -> None:
         """Start the workers.
 
@@ -45,7 +43,6 @@ class WorkerPool(Generic[T]):
             limit: jobs that may wait.
             max_batch: jobs that a worker runs together; 1 where a batch saves no time.
             memory: from which jobs' bytes are taken while they run; None has no bound.
-            placement: keeps the workers of all pools on different cores; None places these alone.
 
         Raises:
             ValueError: for less than one thread or place.
@@ -66,12 +63,11 @@ class WorkerPool(Generic[T]):
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._numbers = 0
         self._running = 0
-        self._apart = placement or CorePlacement()
         self._service_s = 0.0
         """Smoothed time of a light job."""
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._live, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
+            threading.Thread(target=self._work, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -150,13 +146,6 @@ class WorkerPool(Generic[T]):
         for job in self._queue.remaining():  # users of the same memory outside the pool kept it until the end
             self._fail_later(job, NotReady("the node is shutting down"))
 
-    def _live(self) -> None:
-        self._apart.join()
-        try:
-            self._work()
-        finally:
-            self._apart.leave()
-
     def _work(self) -> None:
         while True:
             going_on = self._tokens.get()
@@ -170,8 +159,7 @@ class WorkerPool(Generic[T]):
                 self._running += 1
             if not going_on:  # stop only after the jobs that had no memory before
                 self._tokens.put(False)
-            with self._apart:
-                ended = _run(jobs)
+            ended = _run(jobs)
             finished = time.monotonic()
             self._release(jobs)
             if not self._loop.is_closed():

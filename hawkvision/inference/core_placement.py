@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class CorePlacement:
-    """Threads that call `join`, enter this context while they work, and call `leave` at the end.
+    """Threads that call `join`, enter this context while they work, and live as long as the process.
 
     They may run on the cores of the thread that created this object. Beyond `MOST`, threads are not placed. Entering
     and leaving the context takes some microseconds.
@@ -60,11 +60,6 @@ class CorePlacement:
                     self._leave_alone()
                 else:
                     self._place()
-
-    def leave(self) -> None:
-        """Unregister the calling thread. It must do so before it ends, because its id may be reused."""
-        with self._lock:
-            self._idle.pop(threading.get_native_id(), None)
 
     def __enter__(self) -> None:
         if not self._can or processor is None:

@@ -41,7 +41,6 @@ from hawkvision.imaging.decoding_cost import DecodingRates
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
-from hawkvision.inference.core_placement import CorePlacement
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
 from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.onnx_runtime import ort
@@ -149,9 +148,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
         Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located),
         (variant.input,),
     )
-    node = await open_node(
-        config, components, Environment(EdgeMetrics(), MonotonicClock(), DecodingRates(), CorePlacement())
-    )
+    node = await open_node(config, components, Environment(EdgeMetrics(), MonotonicClock(), DecodingRates()))
     try:
         await known(node)
         yield node

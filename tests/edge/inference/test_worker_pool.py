@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from edge.inference.job_queue import MAX_BATCH, batch_size
 from edge.inference.worker_pool import WorkerPool
 from hawkvision.core.errors import BadImage, NotReady, Overloaded
-from hawkvision.inference.adaptive_parallelism import usable_cores
 from tests.edge.batches import Batches
 from tests.edge.bench import run
 
@@ -312,26 +310,3 @@ def test_a_job_is_not_batched_if_that_makes_it_late_or_with_another_kind() -> No
 
 def test_workers_share_the_waiting_jobs() -> None:
     assert [batch_size(waiting) for waiting in (1, 2, 3, 4, 6, 8, 200)] == [1, 2, 2, 2, 3, 4, MAX_BATCH]
-
-
-@pytest.mark.skipif(usable_cores() < 2, reason="there is one core only")
-def test_an_idle_worker_stays_off_the_core_of_a_busy_one() -> None:
-    async def scenario() -> list[set[int]]:
-        pool: WorkerPool[Any] = WorkerPool(threads=2, limit=10)
-        both = threading.Barrier(2)
-
-        def meet() -> int:
-            both.wait(30)  # so that each worker has one
-            return threading.get_native_id()
-
-        workers = [worker for worker, _ in await asyncio.gather(pool.submit(meet), pool.submit(meet))]
-
-        def look() -> list[set[int]]:
-            return [os.sched_getaffinity(worker) for worker in workers if worker != threading.get_native_id()]
-
-        seen, _ = await pool.submit(look)
-        pool.close()
-        return list(seen)
-
-    (cores,) = run(scenario)
-    assert len(cores) == usable_cores() - 1

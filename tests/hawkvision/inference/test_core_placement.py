@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 
@@ -54,15 +54,14 @@ def at_work(threads: PlaceableThreads, number: int) -> Iterator[list[Work]]:
 
 
 @contextmanager
-def joined(apart: CorePlacement, then: Callable[[], None] = lambda: None) -> Iterator[int]:
-    """A thread of its own that has joined, has nothing to do, and does `then` before it ends; its id."""
+def joined(apart: CorePlacement) -> Iterator[int]:
+    """A thread of its own that has joined and has nothing to do; its id."""
     up, end = threading.Barrier(2), threading.Event()
 
     def live() -> None:
         apart.join()
         up.wait(LIMIT_S)
         assert end.wait(LIMIT_S)
-        then()
 
     thread = threading.Thread(target=live)
     thread.start()
@@ -87,7 +86,7 @@ def test_who_begins_second_works_elsewhere() -> None:
 
 def test_who_has_nothing_to_do_may_run_where_nobody_is_at_work() -> None:
     apart = CorePlacement()
-    with joined(apart, apart.leave) as idle:
+    with joined(apart) as idle:
         assert os.sched_getaffinity(idle) == everywhere()
         with at_work(PlaceableThreads(1, "apart", apart), 1) as (work,):
             assert os.sched_getaffinity(idle) == everywhere() - {work.core}
@@ -99,14 +98,6 @@ def test_threads_that_outnumber_the_processors_may_run_on_all() -> None:
     with at_work(threads, usable_cores() + 1) as works:
         assert {work.core for work in works[:-1]} == everywhere()
         assert os.sched_getaffinity(works[-1].thread) == everywhere()
-
-
-def test_who_has_left_is_not_moved_any_more() -> None:
-    apart = CorePlacement()
-    apart.join()
-    apart.leave()
-    with at_work(PlaceableThreads(1, "apart", apart), 1) as (work,):
-        assert work.core in os.sched_getaffinity(0)
 
 
 def test_what_work_raises_is_told_and_the_next_is_placed() -> None:
@@ -123,7 +114,7 @@ def test_where_a_thread_cannot_be_moved_work_goes_on_and_all_are_left_alone(capl
     with at_work(threads, 2) as (first, second):
         pass
     with joined(apart):
-        pass  # it ends without leaving
+        pass  # it has ended, and cannot be moved
     with caplog.at_level(logging.WARNING, "hawkvision.inference"), at_work(threads, 2):
         for thread in (first.thread, second.thread):
             assert os.sched_getaffinity(thread) == everywhere()
