@@ -25,7 +25,7 @@ from hawkvision.models.manifest import Manifest, Variant
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.serving.output_decoder import OutputDecoder
 
-_SHARED: Final = ("auto", "int8", "onnxruntime", "openvino")
+_SHARED: Final = ("auto", "int8", "onnxruntime")
 """Backends whose models several tasks can run: others answer without a model, or have a device of their own."""
 
 

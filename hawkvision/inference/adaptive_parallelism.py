@@ -39,8 +39,8 @@ def usable_cores() -> int:
 
 
 def divides(backend: str, providers: Sequence[str]) -> bool:
-    """Whether the threads of an inference can be chosen: with our kernels, OpenVINO and ONNX Runtime on the CPU."""
-    return backend in ("auto", "int8", "onnxruntime", "openvino") and tuple(providers) == ("CPUExecutionProvider",)
+    """Whether the threads of an inference can be chosen: with our kernels and ONNX Runtime on the CPU."""
+    return backend in ("auto", "int8", "onnxruntime") and tuple(providers) == ("CPUExecutionProvider",)
 
 
 def open_wide(

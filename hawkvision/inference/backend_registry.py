@@ -50,7 +50,7 @@ def open_backend(
         spec: the input from the manifest.
         classes: the number of labels in the manifest, for backends that read none from the model.
         providers: of ONNX Runtime. With any but the CPU's, `auto` is `onnxruntime`.
-        threads: threads per inference of ONNX Runtime, OpenVINO and our own kernels.
+        threads: threads per inference of ONNX Runtime and our own kernels.
         precision: of ONNX Runtime's layers. With another than the model file's, `auto` is `onnxruntime`.
 
     Raises:
@@ -69,14 +69,6 @@ def open_backend(
             from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 
             backend = OnnxRuntimeBackend(model, providers, threads, precision)
-        case "openvino":
-            from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
-
-            backend = OpenVinoBackend(model, threads)
-        case "numpy":
-            from hawkvision.inference.backends.numpy_backend import NumpyBackend
-
-            backend = NumpyBackend(model)
         case "noop":
             from hawkvision.inference.backends.noop_backend import NoopBackend
 

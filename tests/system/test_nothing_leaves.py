@@ -58,14 +58,6 @@ def test_a_node_asks_for_no_name_and_writes_only_to_its_own_cache(cascade: None)
     assert not foreign(trace, "cache/hawkvision", "tmp/hawkvision")
 
 
-def test_a_node_on_openvino_asks_for_no_name_and_writes_only_to_its_own_cache(cascade: None) -> None:
-    with traced() as (trace, prefix):
-        serve_one(trace, prefix, "--backend", "openvino", "--cache-dir", str(cache_dir()))
-    assert trace.lines
-    assert not trace.sent()
-    assert not foreign(trace, "cache/hawkvision", "tmp/hawkvision")
-
-
 def test_a_program_that_asks_for_a_name_and_writes_elsewhere_is_seen_by_this_test() -> None:
     """The tests beside this one can fail: a grandchild, like a replica, asks a name server and leaves a device id."""
     with traced() as (trace, prefix):

@@ -116,7 +116,7 @@ def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_d
 @models_app.command("equivalence")
 def models_equivalence(
     images: Annotated[Path, typer.Option(help="The images that the certificates were made from.")],
-    backend: Annotated[str, typer.Option(help="onnxruntime, openvino, numpy or int8.")],
+    backend: Annotated[str, typer.Option(help="onnxruntime or int8.")],
     provider: Annotated[
         list[str] | None, typer.Option(help="Execution providers of ONNX Runtime, in order; default: its CPU's.")
     ] = None,

@@ -83,8 +83,6 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
         "auto",
         "int8",
         "onnxruntime",
-        "openvino",
-        "numpy",
         "noop",
         "fpga-ref",
         "fpga-sim",
@@ -92,9 +90,8 @@ class EdgeConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_onl
         "fpga-offload",
     ] = "auto"
     """What runs the model. `auto` takes the `int8` kernels for models and processors that they support, else ONNX
-    Runtime, which gives the same logits. `openvino` gives other logits, for which nothing is certified. The last four
-    run a quantised variant: on the CPU with a device's arithmetic, as simulated RTL, on a device, and on a device with
-    the CPU taking what the device cannot (`fpga/offload`)."""
+    Runtime, which gives the same logits. The last four run a quantised variant: on the CPU with a device's arithmetic,
+    as simulated RTL, on a device, and on a device with the CPU taking what the device cannot (`fpga/offload`)."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
     `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is
@@ -227,10 +224,9 @@ class DatacenterConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, 
     """The stages to serve: variants and ensembles of the manifest, with several tasks each as `TASK:STAGE`. Default:
     each manifest's `cascade.dc`."""
     backend: Word = "auto"
-    """What runs the models: auto, int8, onnxruntime, openvino, numpy or noop. `auto` takes the `int8` kernels for
-    models and processors that they support, else ONNX Runtime, which gives the same logits. `openvino` gives other
-    logits, for which nothing is certified. Packages add backends by an entry point of `hawkvision.backends`; they
-    certify nothing."""
+    """What runs the models: auto, int8, onnxruntime or noop. `auto` takes the `int8` kernels for models and processors
+    that they support, else ONNX Runtime, which gives the same logits. Packages add backends by an entry point of
+    `hawkvision.backends`; they certify nothing."""
     onnx_providers: tuple[Word, ...] = ("CPUExecutionProvider",)
     """ONNX Runtime execution providers in order of preference, such as `TensorrtExecutionProvider`,
     `CUDAExecutionProvider`, `CPUExecutionProvider`. Each takes the layers that those before it cannot run. One that is

@@ -21,7 +21,7 @@ POLICY_ENTRY_POINTS: Final = "hawkvision.policies"
 """The group by which packages provide policies for edge nodes (`edge.serving.policy_plugin`)."""
 BACKEND_ENTRY_POINTS: Final = "hawkvision.backends"
 """The group by which packages provide backends for datacenter tiers (`hawkvision.inference.backend_registry`)."""
-BACKENDS: Final = ("auto", "int8", "onnxruntime", "openvino", "numpy", "noop")
+BACKENDS: Final = ("auto", "int8", "onnxruntime", "noop")
 """The backends that are built in."""
 HAWKVISION: Final = "hawkvision"
 """The policy that is built in."""

@@ -1,4 +1,4 @@
-"""The interface of backends, which run variants: ONNX Runtime, NumPy, our own kernels, FPGAs.
+"""The interface of backends, which run variants: ONNX Runtime, our own kernels, FPGAs.
 
 `hawkvision.testing.BackendConformance` states the contract as tests, which every backend must pass.
 """

@@ -183,7 +183,7 @@ def edge_runs(it: Bench, fingerprint: str | None) -> None:
     it.node.guarantees.stage = replace(it.node.stage, fingerprint=fingerprint)
 
 
-@pytest.mark.parametrize("fingerprint", [None, OTHER, f"{SHA}/openvino:CPU:f32:2026.4:Some CPU", f"{SHA}/int8+noop"])
+@pytest.mark.parametrize("fingerprint", [None, OTHER, f"{SHA}/other:CPU:f32:2026.4:Some CPU", f"{SHA}/int8+noop"])
 def test_an_edge_stage_that_runs_otherwise_is_not_certified_and_teaches_nothing(
     large: Peer, fingerprint: str | None
 ) -> None:

@@ -82,8 +82,7 @@ def test_what_was_said_is_not_measured(wanted: int, known: bool, threads: int | 
     [
         ("onnxruntime", ("CPUExecutionProvider",), True),
         ("onnxruntime", ("CUDAExecutionProvider", "CPUExecutionProvider"), False),
-        ("openvino", ("CPUExecutionProvider",), True),
-        ("numpy", ("CPUExecutionProvider",), False),
+        ("noop", ("CPUExecutionProvider",), False),
         ("fpga-ref", ("CPUExecutionProvider",), False),
     ],
 )

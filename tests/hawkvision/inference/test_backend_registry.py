@@ -9,8 +9,10 @@ from typing import ClassVar
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
@@ -19,9 +21,7 @@ from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.inference.backends.interface import Backend, Outputs, joined
 from hawkvision.inference.backends.noop_backend import NoopBackend
-from hawkvision.inference.backends.numpy_backend import NumpyBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
-from hawkvision.inference.backends.openvino_backend import OpenVinoBackend
 from hawkvision.models.manifest import InputSpec
 from hawkvision.testing import BackendConformance, random_images
 from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
@@ -43,40 +43,10 @@ class TestOnnxRuntimeBackendOfFixedBatch(BackendConformance):
         return lambda: OnnxRuntimeBackend(tiny_classifier(batch=1))
 
 
-class TestOpenVinoBackend(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: OpenVinoBackend(tiny_classifier())
-
-
-class TestOpenVinoBackendOfFixedBatch(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: OpenVinoBackend(tiny_classifier(batch=1))
-
-
-class TestNumpyBackend(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: NumpyBackend(tiny_classifier())
-
-
 class TestOnnxRuntimeBackendOfSeveralOutputs(BackendConformance):
     @pytest.fixture
     def make_backend(self) -> Callable[[], Backend]:
         return lambda: OnnxRuntimeBackend(tiny_detector())
-
-
-class TestOpenVinoBackendOfSeveralOutputs(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: OpenVinoBackend(tiny_detector(batch=1))
-
-
-class TestNumpyBackendOfSeveralOutputs(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: NumpyBackend(tiny_detector())
 
 
 class TestNoopBackend(BackendConformance):
@@ -94,7 +64,7 @@ class Faulty:
     def __init__(self, fault: str) -> None:
         self.fault = fault
         self.buffer: Logits = np.zeros((8, 7), np.float32)
-        self.right = NumpyBackend(tiny_classifier())
+        self.right = OnnxRuntimeBackend(tiny_classifier())
 
     def infer(self, batch: Pixels) -> Tensors:
         return {LOGITS: self._logits(batch)}
@@ -148,41 +118,35 @@ def test_conformance_suite_passes_the_faultless() -> None:
     BackendConformance().test_output_is_the_callers_to_keep(Faulty("none"))
 
 
-ALL = pytest.mark.parametrize("kind", [OnnxRuntimeBackend, OpenVinoBackend, NumpyBackend])
-Opener = Callable[[Path | bytes], Backend]
-
-
-@ALL
-def test_float_input_is_refused(kind: Opener) -> None:
+def test_float_input_is_refused() -> None:
     nodes = [
         helper.make_node("ReduceMean", ["image"], ["m"], axes=[1, 2], keepdims=0),
         helper.make_node("Relu", ["m"], ["logits"]),
     ]
     data = model(nodes, {}, ("image", TensorProto.FLOAT, ["n", 8, 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
-    with pytest.raises(BackendError, match=r"uint8|u8 of \(n, height, width, 3\)"):
-        kind(data)
+    with pytest.raises(BackendError, match=r"tensor\(uint8\) of \(n, height, width, 3\)"):
+        OnnxRuntimeBackend(data)
 
 
-@ALL
-def test_outputs_have_the_names_of_the_file_and_an_only_one_is_called_logits(kind: Opener) -> None:
-    assert kind(tiny_detector()).outputs == {"boxes": (4, 4), "scores": (4, 3), "tenths": (4, 3)}
+def test_outputs_have_the_names_of_the_file_and_an_only_one_is_called_logits() -> None:
+    assert OnnxRuntimeBackend(tiny_detector()).outputs == {"boxes": (4, 4), "scores": (4, 3), "tenths": (4, 3)}
     nodes = [
         helper.make_node("Cast", ["image"], ["f"], to=1),
         helper.make_node("ReduceMean", ["f"], ["mean colour"], axes=[1, 2], keepdims=0),
     ]
     given: tuple[str, int, list[int | str]] = ("image", TensorProto.UINT8, ["n", 8, 8, 3])
-    assert kind(model(nodes, {}, given, ("mean colour", TensorProto.FLOAT, ["n", 3]))).outputs == {LOGITS: (3,)}
+    assert OnnxRuntimeBackend(model(nodes, {}, given, ("mean colour", TensorProto.FLOAT, ["n", 3]))).outputs == {
+        LOGITS: (3,)
+    }
 
 
-def test_backends_agree_on_all_of_several_outputs() -> None:
-    reference = NumpyBackend(tiny_detector())
-    images = random_images(reference, 3)
-    expected = reference.infer(images)
-    assert np.ptp(expected["boxes"]) > 0.1
-    assert np.array_equal(expected["tenths"], np.floor(expected["scores"] * 10))
-    for backend in (OnnxRuntimeBackend(tiny_detector()), OpenVinoBackend(tiny_detector())):
-        for name, found in backend.infer(images).items():
-            np.testing.assert_allclose(found, expected[name], rtol=0, atol=1.0 if name == "tenths" else 1e-4)
+@pytest.mark.parametrize("data", [tiny_classifier(), tiny_detector()], ids=["classifier", "detector"])
+def test_answers_are_those_that_the_standard_defines(data: bytes) -> None:
+    backend = OnnxRuntimeBackend(data)
+    images = random_images(backend, 3)
+    expected = ReferenceEvaluator(onnx.load_from_string(data)).run(None, {"image": images})
+    for (name, found), wanted in zip(backend.infer(images).items(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1.0 if name == "tenths" else 1e-4)
 
 
 def test_a_graph_whose_first_axis_is_not_that_of_images_is_refused() -> None:
@@ -205,59 +169,27 @@ def test_batches_whose_axes_differ_are_joined_with_zeros() -> None:
     assert (found[1:] == 2).all()
 
 
-@ALL
-def test_free_height_is_refused(kind: Opener) -> None:
+def test_free_height_is_refused() -> None:
     nodes = [
         helper.make_node("Cast", ["image"], ["f"], to=1),
         helper.make_node("ReduceMean", ["f"], ["logits"], axes=[1, 2], keepdims=0),
     ]
     data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", "h", 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
     with pytest.raises(BackendError, match="height, width, 3"):
-        kind(data)
+        OnnxRuntimeBackend(data)
 
 
-@ALL
 @pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07\x12" + bytes(50)])
-def test_file_that_is_no_model_is_refused(kind: Opener, data: bytes, tmp_path: Path) -> None:
+def test_file_that_is_no_model_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "broken.onnx"
     path.write_bytes(data)
     with pytest.raises(BackendError, match=r"broken\.onnx"):
-        kind(path)
+        OnnxRuntimeBackend(path)
 
 
-@ALL
-def test_missing_file_is_refused(kind: Opener, tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match=r"nowhere\.onnx"):
-        kind(tmp_path / "nowhere.onnx")
-
-
-def test_openvino_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(BackendError, match=r"install hawkvision\[openvino\]"):
-        OpenVinoBackend(tiny_classifier())
-
-
-def test_openvinos_package_of_reports_is_not_even_imported() -> None:
-    code = (
-        "import sys; from hawkvision.inference.backends.openvino_backend import OpenVinoBackend;"
-        "from tests.hawkvision.inference.graphs import tiny_classifier; OpenVinoBackend(tiny_classifier()).close();"
-        "print(sys.modules['openvino'] is None, [m for m, it in sys.modules.items() if 'telemetry' in m and it])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = done.stdout.strip()
-    assert loaded.startswith("False")
-    assert "openvino_telemetry" not in loaded
-
-
-@pytest.mark.parametrize("name", ["squeezenet1_1_int8", "mobilenet_v2_int8", "efficientnet_lite0_int8"])
-def test_openvino_and_onnxruntime_mostly_say_the_same_of_the_zoo(name: str) -> None:
-    path = ZOO / f"{name}.onnx"
-    if not path.is_file():
-        pytest.skip(f"{path} has not been built")
-    reference, other = OnnxRuntimeBackend(path), OpenVinoBackend(path)
-    batch = random_images(reference, 2)
-    wanted = reference.infer(batch)[LOGITS]
-    np.testing.assert_allclose(other.infer(batch)[LOGITS], wanted, rtol=0, atol=0.15 * float(np.ptp(wanted)))
+        OnnxRuntimeBackend(tmp_path / "nowhere.onnx")
 
 
 def test_provider_that_is_not_installed_is_refused_and_the_installed_are_named() -> None:
@@ -277,24 +209,12 @@ def test_provider_options_reach_the_runtime() -> None:
     backend.close()
 
 
-def test_numpy_backend_names_node_and_operator_it_does_not_know() -> None:
-    nodes = [
-        helper.make_node("Cast", ["image"], ["f"], to=1),
-        helper.make_node("ReduceMean", ["f"], ["m"], axes=[1, 2], keepdims=0),
-        helper.make_node("Elu", ["m"], ["logits"], name="odd_one"),
-    ]
-    data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", 8, 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
-    with pytest.raises(BackendError, match=r"'odd_one' \(Elu\)"):
-        NumpyBackend(data)
-
-
-@pytest.mark.parametrize("kind", ["onnxruntime", "openvino", "numpy"])
-def test_opened_backend_must_fit_the_manifest(kind: str, tmp_path: Path) -> None:
+def test_opened_backend_must_fit_the_manifest(tmp_path: Path) -> None:
     path = tmp_path / "tiny.onnx"
     path.write_bytes(tiny_classifier(classes=7))
-    assert open_backend(kind, path, SPEC, 7).outputs == {LOGITS: (7,)}
+    assert open_backend("onnxruntime", path, SPEC, 7).outputs == {LOGITS: (7,)}
     with pytest.raises(BackendError, match=r"it takes \(16, 12, 3\); the manifest says \(16, 16, 3\)"):
-        open_backend(kind, path, msgspec.structs.replace(SPEC, width=16), 7)
+        open_backend("onnxruntime", path, msgspec.structs.replace(SPEC, width=16), 7)
 
 
 def test_noop_backend_needs_no_file(tmp_path: Path) -> None:
@@ -344,13 +264,13 @@ def test_opening_one_backend_does_not_import_the_others() -> None:
         "from hawkvision.inference.backend_registry import open_backend;"
         "s = InputSpec(height=8, width=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0));"
         "open_backend('noop', Path('x'), s, 5);"
-        "print([m for m in ('onnx', 'onnxruntime', 'openvino', 'pytest') if m in sys.modules])"
+        "print([m for m in ('onnx', 'onnxruntime', 'pytest') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8", "efficientnet_lite0_int8"])
+@pytest.mark.parametrize("name", ["mobilenet_v2_int8", "efficientnet_lite0_int8"])
 def test_threads_change_no_bit_of_the_zoos_logits(name: str) -> None:
     path = ZOO / f"{name}.onnx"
     if not path.is_file():
@@ -362,16 +282,3 @@ def test_threads_change_no_bit_of_the_zoos_logits(name: str) -> None:
         several = OnnxRuntimeBackend(path, threads=threads)
         for number in range(len(images)):
             np.testing.assert_array_equal(several.infer(images[number : number + 1])[LOGITS], wanted[[number]])
-
-
-@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "mobilenet_v2_int8"])
-def test_numpy_and_onnxruntime_agree_on_the_zoo(name: str) -> None:
-    path = ZOO / f"{name}.onnx"
-    if not path.is_file():
-        pytest.skip(f"{path} has not been built")
-    runtime, reference = OnnxRuntimeBackend(path), NumpyBackend(path)
-    batch = random_images(runtime, 1)
-    found, wanted = runtime.infer(batch)[LOGITS], reference.infer(batch)[LOGITS]
-    # int8: the runtime fuses quantised layers into integer kernels, and a rounding that differs moves on.
-    tolerance = 0.15 * float(np.ptp(wanted)) if name.endswith("int8") else 1e-3
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)

@@ -120,7 +120,7 @@ def test_real_model_is_measured_within_its_bounds_and_answers_as_before() -> Non
         ("auto", ("CUDAExecutionProvider", "CPUExecutionProvider"), True),
         ("onnxruntime", ("TensorrtExecutionProvider",), True),
         ("auto", ("CPUExecutionProvider",), False),
-        ("openvino", ("CUDAExecutionProvider",), False),
+        ("int8", ("CUDAExecutionProvider",), False),
     ],
 )
 def test_only_other_providers_of_onnx_runtime_prepare_sizes(

@@ -38,8 +38,6 @@ def test_unknown_and_repeated_stages_are_refused(manifest: Manifest, names: tupl
         ("auto", ("CPUExecutionProvider",), True),
         ("onnxruntime", ("CPUExecutionProvider",), True),
         ("onnxruntime", ("CUDAExecutionProvider", "CPUExecutionProvider"), False),
-        ("openvino", ("CPUExecutionProvider",), False),
-        ("numpy", ("CPUExecutionProvider",), False),
     ],
 )
 def test_no_fingerprint_is_offered_of_logits_that_no_certificate_is_about(

@@ -120,7 +120,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         in_half_precision(b"", "it")
 
 
-@pytest.mark.parametrize("kind", ["int8", "openvino", "numpy", "noop"])
+@pytest.mark.parametrize("kind", ["int8", "noop"])
 def test_other_backends_have_no_half_precision(kind: BackendKind) -> None:
     with pytest.raises(BackendError, match=f"backend {kind} runs models as they are"):
         open_backend(kind, tiny_classifier(), SPEC, 7, precision="fp16")
