@@ -21,8 +21,6 @@ import msgspec
 
 from hawkvision.core.errors import ConfigError
 
-HandlerWork: TypeAlias = Literal["model", "decode", "nothing"]
-"""As `tests.bench.servers.handlers.work` describes."""
 Handler: TypeAlias = Literal["same", "documented"]
 """How a server prepares images, as `tests.bench.servers.handlers.work` describes; HawkVision does it in its own
 way beside both."""
@@ -73,7 +71,6 @@ class ServerSite:
     folder: Path
     """Of its own, empty, where its process starts."""
     port: int
-    work: HandlerWork
     variant: str
 
 
@@ -108,7 +105,6 @@ class ReferenceServer:
     """Packages that are installed without their dependencies."""
     shares: str | None = None
     """The peer whose environment it runs in, if not one of its own."""
-    works: tuple[HandlerWork, ...] = ("model", "decode", "nothing")
     example: str = ""
     """Of classifying images, by its own documentation; `loadgen/README.md` says what it does before the model."""
     handler: Handler = "same"
@@ -124,11 +120,11 @@ def _module(name: str, **env: str) -> Callable[[ServerSite], StartCommand]:
 
 
 def _hawkvision(site: ServerSite, backend: str = "auto") -> StartCommand:
-    work = ("--backend", "noop" if site.work == "decode" else backend)
     command = (sys.executable, "-m", "hawkvision.cli", "edge", "up", "--port", str(site.port))
     # Found where this HawkVision is, for a checkout need not be installed.
     return StartCommand(
-        (*command, "--variant", site.variant, *work), {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+        (*command, "--variant", site.variant, "--backend", backend),
+        {"PYTHONPATH": str(Path(__file__).resolve().parents[3])},
     )
 
 
@@ -223,7 +219,6 @@ REFERENCE_SERVERS: Final = (
         how="edge node, one worker (its default on one core), quality=fast, JPEG as the body",
         start=_hawkvision,
         path="/v1/classify?quality=fast",
-        works=("model", "decode"),
     ),
     ReferenceServer(
         name="hawkvision-onnxruntime",
@@ -232,7 +227,6 @@ REFERENCE_SERVERS: Final = (
         how="the same without our own kernels: the runtime and the options that the others have",
         start=partial(_hawkvision, backend="onnxruntime"),
         path="/v1/classify?quality=fast",
-        works=("model",),
     ),
     ReferenceServer(
         name="litserve",
@@ -341,9 +335,7 @@ def contenders(peers: Sequence[ReferenceServer], handlers: Sequence[Handler]) ->
         if not peer.example or "same" in handlers:
             found.append(peer)
         if peer.example and "documented" in handlers:
-            # Where nothing is decoded, the handlers do the same.
-            works = tuple(work for work in peer.works if work != "nothing" or "same" not in handlers)
-            found.append(replace(as_documented(peer), works=works))
+            found.append(as_documented(peer))
     return tuple(found)
 
 

@@ -1,5 +1,7 @@
-"""The options of `python -m tests.bench.servers`, and what must be there first: environments, the model, the
-images."""
+"""The options of `python -m tests.bench.servers`, what must be there first, and the report.
+
+The report is written after every round, because rounds take minutes and servers of others fail in ways of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,31 @@ import argparse
 import asyncio
 import functools
 import importlib.metadata
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
+from rich.console import Console
 
 from hawkvision.core.errors import ConfigError
+from hawkvision.core.version import __version__
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.system.files import write_atomic
 from loadgen.commands.options import origin
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import read_dataset
+from tests.bench.servers import results
 from tests.bench.servers.catalogue import REFERENCE_SERVERS, Handler, ReferenceServer, contenders, find
-from tests.bench.servers.comparison import Part, ServerComparison, conduct, handlers_of, telling, version_of
 from tests.bench.servers.environments import install, shared_pins
 from tests.bench.servers.handlers import work
 from tests.bench.servers.images import CAMERA_QUALITY, SIDES, as_jpeg, enlarged
-from tests.bench.servers.measurement import SHARES, ComparedServers, MeasurementPlan, choose_cores
+from tests.bench.servers.measurement import MeasurementPlan, ServerMeasurement, choose_cores
 from tests.bench.servers.overhead.node import pinned
 from tests.bench.servers.serving import ServedTask
 
@@ -35,19 +42,16 @@ TASK: Final = "imagenet"
 VARIANT: Final = "efficientnet_lite0_int8"
 CONNECTIONS: Final = 64
 """At most, in the open loop; a request that finds 64 others unanswered counts as failed."""
+SHARES: Final = "0.3,0.6,0.9"
 MAX_ROUNDS: Final = 100
-MAX_CALLERS: Final = CONNECTIONS
 MAX_SECONDS: Final = 600.0
 MAX_LOADS: Final = 9
+VERSION_S: Final = 60.0
+"""For an interpreter to start and look up a package, on a busy machine."""
 HANDLERS: Final[Mapping[str, tuple[Handler, ...]]] = {
     "same": ("same",),
     "documented": ("documented",),
     "both": ("same", "documented"),
-}
-PARTS: Final[Mapping[str, tuple[Part, ...]]] = {
-    "model": ("model",),
-    "overhead": ("overhead",),
-    "both": ("model", "overhead"),
 }
 
 
@@ -69,70 +73,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variant", default=VARIANT, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop in each round; default: %(default)s")
-    shares = ",".join(map(str, SHARES))
-    parser.add_argument("--loads", default=shares, help="shares of each one's capacity; default: %(default)s")
-    parser.add_argument(
-        "--same-rate",
-        type=int,
-        default=1,
-        metavar="ROUNDS",
-        help="rounds in which all servers get one rate; 0 leaves them out; default: %(default)s",
-    )
-    parser.add_argument("--same-rate-seconds", type=float, metavar="S", help="of each in those; default: --seconds")
+    parser.add_argument("--loads", default=SHARES, help="shares of each one's capacity; default: %(default)s")
     parser.add_argument("--callers", type=int, default=8, help="of the closed loop; default: %(default)s")
-    parser.add_argument("--requests", type=int, default=300, help="per round without a model; default: %(default)s")
-    parser.add_argument("--measure", choices=tuple(PARTS), default="both", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here as well")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the tables here as well, as one page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's raw figures here")
     parser.add_argument("--install-only", action="store_true", help="make the servers' environments, measure nothing")
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What all are asked."""
-
-    task: ServedTask
-    data: str
-    """For the report."""
-    bodies: Sequence[bytes]
-    labels: Sequence[int] | None
-
-
 async def run(given: argparse.Namespace) -> int:
-    """Compare as the options say, and print the tables; 1 if a server had to be left out, else 0.
+    """Compare as the options say, and print the tables; 1 if a server had to be left out, 130 after Ctrl-C, else 0.
 
     Raises:
         HawkVisionError: if a server cannot be installed, or the options make no comparison.
     """
     console = terminal(160)
-    handlers = HANDLERS[given.handler]
-    peers, plan = contenders(find(given.names), handlers), _plan(given)
-    cores = choose_cores()
-    subject = _subject(given, cores[0])
-    console.print("environments of the peers; packages are fetched once")
-    pythons = {peer.name: await asyncio.to_thread(python_of, peer, telling(console)) for peer in peers}
+    servers = {peer.name: peer for peer in contenders(find(given.names), HANDLERS[given.handler])}
+    plan, cores = _plan(given), choose_cores()
+    task, data, bodies, labels = _subject(given, cores[0])
+
+    def report(text: str) -> None:
+        console.print(text, style="dim", markup=False, highlight=False)
+
+    report("environments of the peers; packages are fetched once")
+    pythons = {name: await asyncio.to_thread(python_of, peer, report) for name, peer in servers.items()}
     if given.install_only:
         return 0
+    versions = {name: version_of(peer, pythons[name]) for name, peer in servers.items()}
     began = origin(given.seed)
-    field = ComparedServers(peers, pythons, subject.task, subject.bodies, {}, _folder())
-    comparison = ServerComparison(
-        origin=began,
-        cores=cores,
-        model=given.variant,
-        data=subject.data,
-        labels=subject.labels,
-        field=field,
-        plan=plan,
-        versions={peer.name: version_of(peer, pythons[peer.name]) for peer in peers},
-        parts=PARTS[given.measure],
-        json=given.json,
-        html=given.html,
-    )
-    task = subject.task
     with pinned(cores[1]):
-        bare = {each: work.load(str(task.model), work.HANDLERS[each](task.spec())) for each in handlers_of(peers)}
-        return await conduct(comparison, bare, console)
+        model = str(task.model)
+        bare = {handler: work.load(model, work.HANDLERS[handler](task.spec())) for handler in HANDLERS[given.handler]}
+        measurement = ServerMeasurement(plan, task, bodies, bare, report)
+
+        def keep() -> None:
+            if given.json is not None:
+                load = os.getloadavg()[0]
+                written = {
+                    "origin": began, "load_after": load, "cores": cores, "model": given.variant, "data": data,
+                    "plan": plan, "versions": versions, "visits": measurement.visits,
+                    "failures": measurement.failures,
+                }  # fmt: skip
+                write_atomic(given.json, msgspec.json.format(msgspec.json.encode(written)) + b"\n")
+
+        status = 0
+        try:
+            await measurement.run({name: (peer, pythons[name]) for name, peer in servers.items()}, _folder(), keep)
+        except asyncio.CancelledError:  # Ctrl-C: what was finished before it counts
+            status = 130
+    console.print(
+        f"{began.cpu}; servers on core {cores[0]}, one at a time, the generator on core {cores[1]}; load average "
+        f"before {began.load_before:.2f}, after {os.getloadavg()[0]:.2f}\n{given.variant} on {data}; "
+        f"{measurement.rounds} of {plan.rounds} rounds of {plan.window_s:g} s in rotated order; "
+        "every answer is that of the bare loop",
+        markup=False,
+    )
+    show(measurement, servers, versions, labels, console)
+    return status or int(bool(measurement.failures))
+
+
+def show(
+    measurement: ServerMeasurement,
+    servers: Mapping[str, ReferenceServer],
+    versions: Mapping[str, str],
+    labels: Sequence[int] | None,
+    console: Console,
+) -> None:
+    """Print what the finished rounds found; who missed one is left out, for ratios are formed within rounds."""
+    rounds = measurement.rounds
+    whole = {name: found[:rounds] for name, found in measurement.visits.items() if 0 < rounds <= len(found)}
+    for table in results.tables(whole, servers, labels) if whole else []:
+        console.print(table)
+    for name in whole.keys() & servers.keys():
+        console.print(f"{name} {versions[name]}: {servers[name].how}", markup=False, highlight=False)
+    for name, reason in measurement.failures.items():
+        console.print(f"{name} is missing: {reason}", markup=False, highlight=False)
 
 
 def _plan(given: argparse.Namespace) -> MeasurementPlan:
@@ -141,26 +155,10 @@ def _plan(given: argparse.Namespace) -> MeasurementPlan:
     Raises:
         ConfigError: naming the one that is not.
     """
-    bounds = {"rounds": MAX_ROUNDS, "seconds": MAX_SECONDS, "callers": MAX_CALLERS, "requests": 100_000}
-    for name, most in bounds.items():
+    for name, most in {"rounds": MAX_ROUNDS, "seconds": MAX_SECONDS, "callers": CONNECTIONS}.items():
         if not 0 < getattr(given, name) <= most:
             raise ConfigError(f"--{name}: expected more than 0 and at most {most:g}, got {getattr(given, name):g}")
-    if not 0 <= given.same_rate <= MAX_ROUNDS:
-        raise ConfigError(f"--same-rate: expected 0 to {MAX_ROUNDS} rounds, got {given.same_rate}")
-    same_rate_s = given.seconds if given.same_rate_seconds is None else given.same_rate_seconds
-    if not 0 < same_rate_s <= MAX_SECONDS:
-        raise ConfigError(f"--same-rate-seconds: expected more than 0 and at most {MAX_SECONDS:g}, got {same_rate_s:g}")
-    return MeasurementPlan(
-        rounds=given.rounds,
-        window_s=given.seconds,
-        warm_up_s=min(2.0, given.seconds / 4),
-        callers=given.callers,
-        requests=given.requests,
-        seed=given.seed,
-        shares=read_shares(given.loads),
-        same_rate_rounds=given.same_rate,
-        same_rate_window_s=same_rate_s,
-    )
+    return MeasurementPlan(given.rounds, given.seconds, given.callers, read_shares(given.loads), given.seed)
 
 
 def read_shares(written: str) -> tuple[float, ...]:
@@ -184,8 +182,8 @@ def read_shares(written: str) -> tuple[float, ...]:
     return shares
 
 
-def _subject(given: argparse.Namespace, core: int) -> Subject:
-    """The model, which is verified, and the images.
+def _subject(given: argparse.Namespace, core: int) -> tuple[ServedTask, str, list[bytes], Sequence[int] | None]:
+    """(what all serve, what the images are, the images, their labels); the model is verified.
 
     Raises:
         ConfigError: if there are no images, or one cannot be read, or none of that size can be made.
@@ -207,7 +205,7 @@ def _subject(given: argparse.Namespace, core: int) -> Subject:
     bodies = [make(body, number) for number, body in enumerate(data.bodies)]
     name += f"; JPEGs of {np.median([len(body) for body in bodies]) / 1e3:.0f} kB (median)"
     task = ServedTask(artifact_path(cache_dir(), TASK, variant.name), variant.name, variant.input, core, CONNECTIONS)
-    return Subject(task, name, bodies, data.labels)
+    return task, name, bodies, data.labels
 
 
 def python_of(peer: ReferenceServer, say: Callable[[str], None]) -> Path:
@@ -228,6 +226,19 @@ def python_of(peer: ReferenceServer, say: Callable[[str], None]) -> Path:
             "install the extra: pip install 'hawkvision[datacenter]'"
         ) from None
     return Path(sys.executable)
+
+
+def version_of(peer: ReferenceServer, python: Path) -> str:
+    """The version of the package that is compared, as its environment has it; it may not be known."""
+    if peer.distribution is None:
+        return __version__
+    ask = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    try:
+        command = [str(python), "-c", ask, peer.distribution]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=VERSION_S)
+    except (subprocess.SubprocessError, OSError):
+        return f"{peer.distribution}, version not known"
+    return f"{peer.distribution} {ran.stdout.strip()}"
 
 
 def _folder() -> Path:

@@ -24,7 +24,7 @@ from loadgen.clients.connections import ConnectionBroken, ConnectionPool
 from loadgen.workload.record import UNANSWERED
 from tests.bench.ports import free_port
 from tests.bench.servers import supervisor
-from tests.bench.servers.catalogue import HandlerWork, ReferenceServer, ServerSite
+from tests.bench.servers.catalogue import ReferenceServer, ServerSite
 from tests.bench.servers.handlers.work import PREFIX
 
 READY_TIMEOUT_S: Final = 120.0
@@ -109,7 +109,7 @@ class RunningServer:
 
 @contextlib.asynccontextmanager
 async def serving(
-    peer: ReferenceServer, python: Path, task: ServedTask, work: HandlerWork, image: bytes, log: Path
+    peer: ReferenceServer, python: Path, task: ServedTask, image: bytes, log: Path
 ) -> AsyncIterator[RunningServer]:
     """The peer, started and asked once with success; ended with all its processes on leaving.
 
@@ -118,7 +118,7 @@ async def serving(
     """
     with tempfile.TemporaryDirectory(prefix=f"hawkvision-{peer.name}-") as scratch:
         folder = Path(scratch)
-        site = ServerSite(python, folder, free_port(), work, task.variant)
+        site = ServerSite(python, folder, free_port(), task.variant)
         log.parent.mkdir(parents=True, exist_ok=True)
         process = _start(peer, site, task, log)
         url = f"http://127.0.0.1:{site.port}"
@@ -130,7 +130,7 @@ async def serving(
         finally:
             await asker.close()
             _end(process)
-    _forget(log)
+    await asyncio.to_thread(log.unlink)
 
 
 def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path) -> subprocess.Popen[bytes]:
@@ -141,7 +141,6 @@ def _start(peer: ReferenceServer, site: ServerSite, task: ServedTask, log: Path)
     given["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site.folder), given.get("PYTHONPATH", ""))))
     given |= {
         f"{PREFIX}PORT": str(site.port),
-        f"{PREFIX}WORK": site.work,
         f"{PREFIX}HANDLER": peer.handler,
         f"{PREFIX}MODEL": str(task.model),
         f"{PREFIX}INPUT": task.spec(),
@@ -169,16 +168,11 @@ async def _wait_ready(
             return
         await asyncio.sleep(PROBE_PAUSE_S)
     how = "ended" if process.poll() is not None else f"did not answer within {READY_TIMEOUT_S:g} s"
-    raise NotReady(f"{peer.title} {how} (last reply: {last.status} {last.error}); {_log_tail(log)}")
-
-
-def _log_tail(log: Path) -> str:
-    return f"its log is {log}; it ends:\n{log.read_bytes()[-LOG_BYTES:].decode(errors='replace')}"
-
-
-def _forget(log: Path) -> None:
-    """Delete the log of a server that worked."""
-    log.unlink()
+    said = await asyncio.to_thread(log.read_bytes)
+    raise NotReady(
+        f"{peer.title} {how} (last reply: {last.status} {last.error}); its log is {log}; it ends:\n"
+        f"{said[-LOG_BYTES:].decode(errors='replace')}"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

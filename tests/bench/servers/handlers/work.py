@@ -12,7 +12,7 @@ Images are prepared in one of two ways, its handlers:
 Both feed the same ONNX file with the same options of ONNX Runtime, and in a loop by themselves are the ceilings.
 
 The harness tells a server what to do in its environment, because frameworks that import a file by themselves pass no
-arguments on: `HAWKVISION_PEER_{PORT,WORK,HANDLER,MODEL,INPUT}`.
+arguments on: `HAWKVISION_PEER_{PORT,HANDLER,MODEL,INPUT}`.
 """
 
 from __future__ import annotations
@@ -58,21 +58,8 @@ def port() -> int:
 
 
 def classifier() -> Classify:
-    """The work that the harness asks of this server.
-
-    `model` is all of it; `decode` stops before the model and `nothing` before decoding: what serving costs by itself.
-    """
-    work = os.environ[f"{PREFIX}WORK"]
-    if work == "nothing":
-        return lambda jpeg: 0 * len(jpeg)
-    prepare = HANDLERS[os.environ[f"{PREFIX}HANDLER"]](os.environ[f"{PREFIX}INPUT"])
-    match work:
-        case "model":
-            return load(os.environ[f"{PREFIX}MODEL"], prepare)
-        case "decode":
-            return lambda jpeg: 0 * prepare(jpeg).shape[0]
-        case other:
-            raise ValueError(f"{PREFIX}WORK: expected model, decode or nothing, got {other!r}")
+    """The work that the harness asks of this server."""
+    return load(os.environ[f"{PREFIX}MODEL"], HANDLERS[os.environ[f"{PREFIX}HANDLER"]](os.environ[f"{PREFIX}INPUT"]))
 
 
 def load(model: str, prepare: Prepare) -> Classify:
