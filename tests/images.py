@@ -24,6 +24,18 @@ def encoded(suffix: str = ".jpg", height: int = 64, width: int = 80, seed: int =
     return data.tobytes()
 
 
+@functools.cache
+def photograph(kilobytes: int) -> bytes:
+    """A JPEG of random blobs, of about this size."""
+    rng, side = np.random.default_rng(kilobytes), 16
+    while True:
+        pixels = cv2.GaussianBlur(rng.integers(0, 256, (side, side, 3), np.uint8), (3, 3), 0)
+        body = cv2.imencode(".jpg", pixels)[1].tobytes()
+        if len(body) >= kilobytes * 1000:
+            return body
+        side += 4
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     """One chunk of a PNG."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

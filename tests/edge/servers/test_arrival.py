@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 
 from hawkvision.servers.keyfile import Scope, add_key
@@ -18,22 +15,10 @@ from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
 from tests.hawkvision.servers.raw_http import connect, replies, until_closed
-from tests.images import encoded
+from tests.images import encoded, photograph
 
 PAUSE_S = 0.02
 RATE = 4
-
-
-@functools.cache
-def photograph(kilobytes: int) -> bytes:
-    """A JPEG of about this size."""
-    rng, side = np.random.default_rng(kilobytes), 16
-    while True:
-        pixels = cv2.GaussianBlur(rng.integers(0, 256, (side, side, 3), np.uint8), (3, 3), 0)
-        body = cv2.imencode(".jpg", pixels)[1].tobytes()
-        if len(body) >= kilobytes * 1000:
-            return body
-        side += 4
 
 
 def request(image: bytes, arrives: str, *lines: bytes) -> Iterable[bytes]:
