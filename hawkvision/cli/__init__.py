@@ -34,7 +34,6 @@ EXTRA_OF: Final = {
     "scipy": "build",
     "jinja2": "report",
     "ray": "datacenter",
-    "torch": "models",
 }
 """The extra of this package for each optional library."""
 

@@ -1,6 +1,6 @@
 """Reads quantised networks in QONNX (arXiv 2206.07527) into integer graphs.
 
-Accepted is a chain, as `hawkvision models train` and Brevitas write it:
+Accepted is a chain, as `models/train.py` and Brevitas write it:
 
     input → Quant(8 bits) → { Conv | Gemm | MatMul → [Add] } → [Relu] → [MaxPool] → Quant → [MaxPool] → … → output
 

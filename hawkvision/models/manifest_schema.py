@@ -103,7 +103,7 @@ class Manifest(ManifestStruct, frozen=True):
     variants: tuple[Variant, ...]
     ensembles: tuple[Ensemble, ...] = ()
     training: Training | None = None
-    """For cascades made by `hawkvision models train`; else None."""
+    """Of cascades that `models/train.py` made; else None."""
     labels_sha256: Sha256 | None = None
     """SHA-256 of the label file with newline line ends; None does not check it."""
     profile_sha256: Sha256 | None = None

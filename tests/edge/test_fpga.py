@@ -60,7 +60,7 @@ class Cascade:
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> Cascade:
     root = tmp_path_factory.mktemp("cascade")
-    models, _, _ = write_cascade(root, channels=(96, 192, 192))
+    models, _ = write_cascade(root, channels=(96, 192, 192))
     cache = root / "cache"
     build("shapes", models=models, cache=cache, progress=lambda *_: None)
     bodies, labels = images(120), np.arange(120) % len(LABELS)

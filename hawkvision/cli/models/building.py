@@ -1,4 +1,4 @@
-"""Commands that build, train, list and verify a task's models."""
+"""Commands that build, list and verify a task's models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
 
-models_app = typer.Typer(no_args_is_help=True, help="Build, bring, train, check and list models.")
+models_app = typer.Typer(no_args_is_help=True, help="Build, bring, check and list models.")
 
 
 @models_app.command("build")
@@ -33,48 +33,6 @@ def models_build(
     reason = unavailable_reason()
     if reason is not None:
         typer.echo(f"ONNX Runtime runs the quantised models: {reason}")
-
-
-@models_app.command("train")
-def models_train(
-    task: Annotated[str, typer.Argument(help="A task that has a recipe, such as cifar10.")],
-    data: Annotated[Path, typer.Option(help="Labelled images: npz, idx files, or a directory per class.")],
-    only: Annotated[list[str] | None, typer.Option(help="Networks to train now; default: all that are left.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="A trial of so many epochs; needs --out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write there instead of where the recipe lies.")] = None,
-    models_dir: ModelsDir = None,
-    cache_dir: CacheDir = None,
-) -> None:
-    """Train a cascade from its recipe, on the CPU; goes on where it was interrupted."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from hawkvision.core.advice import advise
-    from hawkvision.model_zoo.training.train_cascade import train_cascade
-    from hawkvision.models import manifest
-
-    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
-    trained = train_cascade(task, data, models=models, cache=cache, only=only or (), epochs=epochs, out=out)
-    if trained.measured is None:
-        typer.echo(f"nothing written yet, left to train: {', '.join(trained.left)}")
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "top-1: profile", "certify", "held out", "95 % interval", "n", "temperature"):
-        table.add_column(title)
-    for stage in trained.measured.stages:
-        held_out = stage.held_out
-        table.add_row(
-            stage.name,
-            f"{stage.profile.value:.4f}",
-            f"{stage.certify.value:.4f}",
-            f"{held_out.value:.4f}",
-            f"{held_out.low:.4f}–{held_out.high:.4f}",
-            str(held_out.n),
-            str(stage.temperature),
-        )
-    Console().print(table)
-    build, measure = advise("models build", "--task", task), advise("calibrate", "--task", task, "--data", str(data))
-    typer.echo(f"written to {trained.folder}; next: `{build}`, then `{measure}`")
 
 
 @models_app.command("list")

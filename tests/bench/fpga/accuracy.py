@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from hawkvision.inference.backend_registry import open_backend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import emit_variant, weights_of
-from hawkvision.model_zoo.training.recipe import load_recipe
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import InputSpec, MeasuredAccuracy, Variant, load_labels, load_manifest, models_dir
 
@@ -92,7 +92,8 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
     chosen = np.flatnonzero(images.is_test)[:limit]
     labels = images.labels[chosen]
     bodies = [images.bodies[i] for i in chosen]
-    of = {twin.name: twin.of for twin in load_recipe(task, models).quantised}
+    recipe = tomllib.loads((models / task / "recipe.toml").read_text(encoding="utf-8"))
+    of = {twin["name"]: twin["of"] for twin in recipe["quantised"]}
     variants = [variant for name in manifest.cascade.edge for variant in manifest.members(name)]
     right: dict[str, NDArray[np.bool_]] = {}
     stages = []

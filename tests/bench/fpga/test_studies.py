@@ -24,7 +24,7 @@ from tests.hawkvision.model_zoo.synthetic_task import TESTED, write_cascade
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> list[Stage]:
-    models, data, _ = write_cascade(tmp_path_factory.mktemp("task"))
+    models, data = write_cascade(tmp_path_factory.mktemp("task"))
     return measure("shapes", data, models=models)
 
 
@@ -48,7 +48,7 @@ def test_lost_points_and_differing_logits_miss_the_goal(stages: list[Stage]) -> 
 
 
 def test_first_test_images_alone_are_looked_at_if_asked(tmp_path: Path) -> None:
-    models, data, _ = write_cascade(tmp_path)
+    models, data = write_cascade(tmp_path)
     assert np.unique([stage.accuracy.n for stage in measure("shapes", data, 10, models)]).tolist() == [10]
 
 

@@ -21,7 +21,7 @@ def random_state(architecture: str) -> StateDict:
 
 
 def convnet_state(net: ConvNet, rng: np.random.Generator, side: int = 32, classes: int = 10) -> StateDict:
-    """Random weights as `hawkvision models train` writes them."""
+    """Random weights as `models/train.py` writes them."""
     state: StateDict = {}
     inside = net.input_channels
     for index, layer in enumerate(net.layers):

@@ -22,11 +22,11 @@ from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImage
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.model_zoo.own.quantisation.integer_chain import FloatChain, float_chain
 from hawkvision.model_zoo.own.quantisation.integer_rounding import quantised_net
+from hawkvision.model_zoo.own.quantisation.qonnx_export import write_qonnx
 from hawkvision.model_zoo.own.quantisation.static_int8 import int8_model
 from hawkvision.model_zoo.own.served import Bodies, Served, StageRun, inputs_of
 from hawkvision.model_zoo.own.task_folder import store
 from hawkvision.model_zoo.own.tiers import TierName
-from hawkvision.model_zoo.training.qonnx_export import write_qonnx
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages, read_unlabelled
 from hawkvision.models.manifest import (

@@ -1,4 +1,4 @@
-"""Quantisation-aware training: a float network of a recipe in, the same network in few bits out. Needs torch.
+"""Quantisation-aware training: a float network's weight file in, the same network in few bits out. Needs torch.
 
 The forward pass computes what integer hardware will: pixels are the bytes themselves, zero where a kernel looks beyond
 the border; batch normalisation and the input's mean and deviation are folded into the weights; weights are whole
@@ -9,8 +9,8 @@ learnt with the weights (Esser et al., arXiv 1902.08153), by their logarithms, s
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from hawkvision.core.errors import ManifestError
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.model_zoo.building.onnx_builders import F32, Weights
-from hawkvision.model_zoo.training.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
-from hawkvision.model_zoo.training.recipe import InputFacts, QuantisedNetwork, TrainedNetwork
-from hawkvision.model_zoo.training.train import EVALUATION_BATCH, Report, TrainingSet, holds_epochs, run_epochs
-from hawkvision.system.files import sha256_of
+from hawkvision.model_zoo.own.quantisation.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
+from hawkvision.models.manifest import InputSpec
 
 CALIBRATED_ON: Final = 1024
 """Training images that the activation steps start from."""
@@ -37,20 +34,16 @@ CANDIDATES: Final = np.linspace(0.4, 1.0, 31)
 """Shares of a channel's greatest weight that are tried as its greatest representable one at the start."""
 
 
-class QuantisedTorchNet(nn.Module):  # type: ignore[misc]  # as in hawkvision.model_zoo.training.train
-    """A `ConvNet` that computes in whole multiples of learnt steps.
+class QuantisedTorchNet(nn.Module):
+    """A `ConvNet` without residual layers and with a flattened head, in whole multiples of learnt steps."""
 
-    Raises:
-        ManifestError: if the network has parts that integer hardware here does not.
-    """
-
-    def __init__(self, net: ConvNet, facts: InputFacts, classes: int, weight_bits: int) -> None:
+    def __init__(self, net: ConvNet, spec: InputSpec, classes: int, weight_bits: int) -> None:
         super().__init__()
-        if net.head != "flatten" or any(layer.residual for layer in net.layers):
-            raise ManifestError("only networks without residual layers and with a flattened head can be quantised")
+        assert net.head == "flatten"
+        assert not any(layer.residual for layer in net.layers)
         self.net = net
         self.greatest = 2 ** (weight_bits - 1) - 1
-        channels, side = net.input_channels, facts.side
+        channels, side = net.input_channels, spec.height
         self.kernels, self.biases = nn.ParameterList(), nn.ParameterList()
         self.weight_steps, self.activation_steps = nn.ParameterList(), nn.ParameterList()
         for layer in net.layers:
@@ -92,79 +85,28 @@ def planes(pixels: Pixels, net: ConvNet) -> torch.Tensor:
 
 
 def train_quantised(
-    quantised: QuantisedNetwork,
-    of: TrainedNetwork,
+    network: Any,
+    weight_bits: int,
     start: bytes,
-    facts: InputFacts,
-    data: TrainingSet,
+    spec: InputSpec,
+    shown: Any,
     classes: int,
-    folder: Path,
-    report: Report,
-) -> QuantisedTorchNet:
-    """Train the quantised twin of `of` from the latter's weight file. Kept and taken up as `train_network` does.
-
-    Raises:
-        ManifestError: if there are fewer images than one batch, or the network cannot be quantised.
-        ArtifactError: if the kept state is damaged or cannot be written, or `start` holds another network's weights.
-    """
-    network = quantised.network(of)
-    if len(data.pixels) < network.batch:
-        raise ManifestError(f"{network.name}: a batch has {network.batch} images, but only {len(data.pixels)} train")
+    run_epochs: Callable[..., None],
+) -> QuantisedNet:
+    """The integers and steps of `network`, trained from the weight file of the float network of its shape."""
     torch.manual_seed(network.seed)
     net = CONVNETS[network.architecture]
-    model: QuantisedTorchNet = QuantisedTorchNet(net, facts, classes, quantised.weight_bits)
-    model.to(memory_format=torch.channels_last)
-    _set_weights(model, start, facts, f"{network.name}: the weights of {of.name} to start from")
-    chosen = np.random.default_rng(network.seed).permutation(len(data.pixels))[:CALIBRATED_ON]
-    _set_activation_steps(model, data.pixels[chosen])
+    model = QuantisedTorchNet(net, spec, classes, weight_bits).to(memory_format=torch.channels_last)
+    _set_weights(model, start, spec, network.name)
+    chosen = np.random.default_rng(network.seed).permutation(len(shown.pixels))[:CALIBRATED_ON]
+    _set_activation_steps(model, shown.pixels[chosen])
     # Adam, because steps and weights have gradients of very different sizes.
     optimiser = torch.optim.Adam(model.parameters(), lr=network.learning_rate)
-    checkpoint = checkpoint_of(quantised, of, start, facts, data, classes, folder)
-    run_epochs(model, optimiser, lambda pixels: model(planes(pixels, net)), network, data, checkpoint, report)
-    return model
+    run_epochs(model, optimiser, lambda pixels: model(planes(pixels, net)), network, shown)
+    return _quantised_net(model, spec)
 
 
-def is_quantised(
-    quantised: QuantisedNetwork,
-    of: TrainedNetwork,
-    start: bytes,
-    facts: InputFacts,
-    data: TrainingSet,
-    classes: int,
-    folder: Path,
-) -> bool:
-    """Whether `train_quantised` would find nothing left to do.
-
-    Raises:
-        ArtifactError: if the kept state is damaged.
-    """
-    return holds_epochs(checkpoint_of(quantised, of, start, facts, data, classes, folder), quantised.epochs)
-
-
-def checkpoint_of(
-    quantised: QuantisedNetwork,
-    of: TrainedNetwork,
-    start: bytes,
-    facts: InputFacts,
-    data: TrainingSet,
-    classes: int,
-    folder: Path,
-) -> Path:
-    """Where a quantised training's state is kept: apart from that of every other recipe, start and data set."""
-    known = (quantised, of, CONVNETS[of.architecture], facts, classes, len(data.labels), data.sha256, sha256_of(start))
-    return folder / f"{quantised.name}-{sha256_of(repr(known).encode())[:16]}.pt"
-
-
-def infer(model: QuantisedTorchNet, pixels: Pixels) -> Logits:
-    """Logits (n, classes) of images (n, side, side, 3)."""
-    model.eval()
-    with torch.no_grad():
-        starts = range(0, len(pixels), EVALUATION_BATCH)
-        return np.concatenate([model(planes(pixels[i : i + EVALUATION_BATCH], model.net)).numpy() for i in starts])
-
-
-def quantised_net(model: QuantisedTorchNet, facts: InputFacts) -> QuantisedNet:
-    """The trained weights as integers and steps."""
+def _quantised_net(model: QuantisedTorchNet, spec: InputSpec) -> QuantisedNet:
     layers = []
     with torch.no_grad():
         for index, bias in enumerate(model.biases):
@@ -179,15 +121,15 @@ def quantised_net(model: QuantisedTorchNet, facts: InputFacts) -> QuantisedNet:
                     pool=inner and model.net.layers[index].pool,
                 )
             )
-    fill = [float(LUMINANCE @ np.array(facts.mean))] if model.net.grey else facts.mean
+    fill = [float(LUMINANCE @ np.array(spec.mean))] if model.net.grey else spec.mean
     weight_bits = (model.greatest + 1).bit_length()
-    return QuantisedNet(facts.side, weight_bits, tuple(layers), tuple(round(value) for value in fill))
+    return QuantisedNet(spec.height, weight_bits, tuple(layers), tuple(round(value) for value in fill))
 
 
-def _set_weights(model: QuantisedTorchNet, content: bytes, facts: InputFacts, where: str) -> None:
+def _set_weights(model: QuantisedTorchNet, content: bytes, spec: InputSpec, where: str) -> None:
     """The float network's weights, normalisation folded in, and steps that represent them well."""
     weights = Weights(parse_checkpoint(content, "safetensors", where), where)
-    mean, std = np.array(facts.mean, np.float32), np.array(facts.std, np.float32)
+    mean, std = np.array(spec.mean, np.float32), np.array(spec.std, np.float32)
     if model.net.grey:
         mean, std = (LUMINANCE @ mean)[None], (LUMINANCE @ std)[None]
     inner = len(model.net.layers)
@@ -197,7 +139,6 @@ def _set_weights(model: QuantisedTorchNet, content: bytes, facts: InputFacts, wh
             bias = bias - kernel.sum(axis=(2, 3)) @ (mean / std)
             kernel = kernel * (np.float32(255) / std)[None, :, None, None]
         _set_layer(model, index, kernel, bias)
-    weights.expect({"head.weight": (len(model.biases[-1]), model.kernels[-1][0].numel())})
     kernel = weights.take("head.weight", 2).reshape(model.kernels[-1].shape)
     _set_layer(model, inner, kernel, weights.take("head.bias", 1))
     weights.finish()

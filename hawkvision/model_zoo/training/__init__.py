@@ -1,1 +1,0 @@
-"""Training the small networks that the project ships."""
