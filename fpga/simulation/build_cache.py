@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hawkvision.system.files import sha256_of
+
 KEPT: Final = 256
 """Entries at most."""
 KEPT_BYTES: Final = 1 << 29
@@ -43,6 +45,14 @@ class _CacheEntry:
     used_at: float
     path: Path
     size: int
+
+
+def is_sound(path: Path) -> bool:
+    """Whether a file has the SHA-256 in its name."""
+    try:
+        return path.stem.endswith(f"-{sha256_of(path.read_bytes())}")
+    except OSError:  # a failing disk
+        return False
 
 
 def mark_used(thing: Path) -> None:

@@ -17,14 +17,12 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.simulation.build_cache import mark_used, tidy
 from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import Conv, ConvStage
 from hawkvision.integer.reference import Mask
-from hawkvision.models.manifest import cache_dir
 from hawkvision.system.native_build import LibraryRecipe, open_library
 
 log = logging.getLogger("hawkvision.fpga")
@@ -42,7 +40,7 @@ class IntegerKernel:
 
     Args:
         graph: the network.
-        folder: where compiled code is kept; None takes `fpga` in the cache folder.
+        folder: where compiled code is kept; None takes the cache of compiled code.
         kind: the kernel to use; None takes compiled code if possible, else NumPy.
         native: whether compiled code may use all instructions of this processor, or only those of its architecture.
 
@@ -62,7 +60,7 @@ class IntegerKernel:
         else:
             try:
                 self._run, self.kind = (
-                    _CompiledKernel(graph, _library(folder or cache_dir() / "fpga", native)),
+                    _CompiledKernel(graph, _library(folder, native)),
                     "compiled",
                 )
             except CompileError as error:
@@ -201,7 +199,7 @@ def _laid_out(conv: Conv, lanes: int) -> NDArray[np.int8]:
     return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4))
 
 
-def _library(folder: Path, native: bool) -> ctypes.CDLL:
+def _library(folder: Path | None, native: bool) -> ctypes.CDLL:
     """The compiled kernel for this processor or its architecture, from the cache or built now.
 
     Raises:
@@ -216,8 +214,7 @@ def _library(folder: Path, native: bool) -> ctypes.CDLL:
         flags=(*FLAGS, *((_native(),) if native else ())),
         machine=_processor(),
     )
-    library = open_library(recipe, folder, make_room=tidy)
-    mark_used(Path(library._name))
+    library = open_library(recipe, folder)
     library.hv_logits.restype = ctypes.c_int32
     library.hv_logits.argtypes = [
         ctypes.POINTER(_KernelNetwork),

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fpga.compiler.yosys_netlist import count_cells, read_module
 from fpga.simulation import cells_ecp5, cells_ice40
-from fpga.simulation.build_cache import mark_used, tidy
 from fpga.simulation.cell_layout import (
     LANES,
     ONE,
@@ -33,7 +32,6 @@ from fpga.simulation.cell_layout import (
     Multiplier,
 )
 from hawkvision.core.errors import CompileError
-from hawkvision.models.manifest import cache_dir
 from hawkvision.system.native_build import LibraryRecipe, open_library
 
 SOURCE: Final = Path(__file__).with_name("netlist_kernel.c")
@@ -233,8 +231,7 @@ class NetlistSimulation:
 @functools.cache
 def _library() -> ctypes.CDLL:
     recipe = LibraryRecipe(name="netlist", language="C", source=SOURCE, included=(), flags=FLAGS)
-    library = open_library(recipe, cache_dir() / "fpga", make_room=tidy)
-    mark_used(Path(library._name))
+    library = open_library(recipe)
     library.netlist_stream.restype = ctypes.c_int64
     library.netlist_cycles.restype = None
     return library

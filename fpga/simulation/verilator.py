@@ -21,11 +21,10 @@ from typing import Final
 
 import msgspec
 
-from fpga.simulation.build_cache import mark_used, tidy
+from fpga.simulation.build_cache import is_sound, mark_used, tidy
 from hawkvision.core.errors import CompileError
 from hawkvision.models.manifest import cache_dir
 from hawkvision.system.files import sha256_of
-from hawkvision.system.native_build import is_sound
 from hawkvision.system.subprocess_runner import run
 
 log = logging.getLogger("hawkvision.fpga")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from hawkvision.core.errors import ConfigError
+from hawkvision.system.files import cache_dir as cache_dir
 
 MANIFEST: Final = "manifest.toml"
 """The file of a manifest, in its task's folder."""
@@ -48,26 +48,6 @@ def default_profile(override: Path | None, task: str) -> Path:
     """Where a new profile of a task goes: beside the manifest in the user's own folder, else `profile.json` here."""
     folder = models_dir(override, task)
     return folder / task / "profile.json" if folder == own_models_dir() else Path("profile.json")
-
-
-def cache_dir(override: Path | None = None) -> Path:
-    """The folder of built artefacts: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
-
-    Raises:
-        ConfigError: if nothing says where that is.
-    """
-    if override is not None:
-        return override
-    base = os.environ.get("XDG_CACHE_HOME")
-    if base:
-        return Path(base) / "hawkvision"
-    try:
-        return Path.home() / ".cache" / "hawkvision"
-    except RuntimeError:
-        raise ConfigError(
-            f"there is no cache folder: user {os.geteuid()} has no HOME and no entry in /etc/passwd; "
-            "set XDG_CACHE_HOME, or for models give --cache-dir"
-        ) from None
 
 
 def artifact_path(cache: Path, task: str, variant: str) -> Path:

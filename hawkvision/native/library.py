@@ -1,7 +1,7 @@
 """The kernels as a shared library, compiled once per machine with the system's C++ compiler.
 
 The library is beside its source if `python -m hawkvision.native` put it there, for example in a container image, else
-in `<cache>/int8` (see `hawkvision.system.native_build`). A process tries once to open it.
+in the cache of compiled code (`hawkvision.system.build_cache`). A process tries once to open it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.core.errors import BackendError, CompileError, HawkVisionError
-from hawkvision.models.manifest import cache_dir
-from hawkvision.system.native_build import LibraryRecipe, find_kept, make_library, open_library
+from hawkvision.system.native_build import LibraryRecipe, find_library, make_library, open_library
 
 log = logging.getLogger("hawkvision.inference")
 
@@ -40,8 +39,6 @@ FLAGS: Final = (
 )
 WITHOUT_TILES: Final = "-DWITHOUT_TILES"
 """For assemblers without AMX: binutils before 2.36."""
-KEPT: Final = 4
-"""Libraries kept in the cache, for versions in use at the same time."""
 
 
 def unsupported_reason() -> str | None:
@@ -95,7 +92,7 @@ def packaged() -> Path | None:
     Raises:
         BackendError: if another user may have written it.
     """
-    return find_kept(RECIPE, FOLDER, by_anyone=True)
+    return find_library(RECIPE, FOLDER)
 
 
 def library() -> ctypes.CDLL:
@@ -146,7 +143,7 @@ def _loaded() -> ctypes.CDLL:
     if beside is not None:
         with suppress(OSError):  # made on another system
             return ctypes.CDLL(str(beside))
-    return open_library(RECIPE, cache_dir() / "int8", make_room=make_room)
+    return open_library(RECIPE)
 
 
 def digest(loaded: ctypes.CDLL) -> str:
@@ -180,16 +177,3 @@ def build(folder: Path) -> Path:
         return make_library(RECIPE, folder)
     except CompileError as error:
         raise BackendError(f"int8: {error.message}") from None
-
-
-def make_room(folder: Path) -> None:
-    """Remove old libraries, so that there is room for one more."""
-    tidy(folder, "kernel-*.so", KEPT - 1)
-
-
-def tidy(folder: Path, pattern: str, kept: int) -> None:
-    """Remove all but the newest `kept` files of that pattern. Processes that have loaded one keep it in memory."""
-    with suppress(OSError):
-        found = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in found[kept:]:
-            file.unlink(missing_ok=True)

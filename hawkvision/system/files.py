@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and files of code checked before they are loaded."""
+"""Where caches lie, files written whole or not at all, and files of code checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ import tempfile
 from pathlib import Path
 
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
+
+
+def cache_dir(override: Path | None = None) -> Path:
+    """The folder of built artefacts: `override`, else `$XDG_CACHE_HOME/hawkvision`, else `~/.cache/hawkvision`.
+
+    Raises:
+        ConfigError: if nothing says where that is.
+    """
+    if override is not None:
+        return override
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base) / "hawkvision"
+    try:
+        return Path.home() / ".cache" / "hawkvision"
+    except RuntimeError:
+        raise ConfigError(
+            f"there is no cache folder: user {os.geteuid()} has no HOME and no entry in /etc/passwd; "
+            "set XDG_CACHE_HOME, or for models give --cache-dir"
+        ) from None
 
 
 def sha256_of(data: bytes) -> str:

@@ -1,38 +1,32 @@
-"""Native code, compiled once on the machine that runs it, with the system's compiler.
+"""Shared libraries of C and C++, compiled once on the machine that runs them, with the system's compiler.
 
-The name of a library file says everything that must be checked before it is loaded:
+The entry in the cache (`build_cache`) is named after the sources, the flags and the compiler:
 
-    kernel-<digest of the recipe>-<digest of the compiler>-<SHA-256 of the file>.so
-
-A damaged file is detected and compiled again, and another compiler, version or flag makes another file. Files that
-another user may have written are not loaded. If code cannot be stored or run in the folder (mounted `noexec` or
-read-only), nothing is compiled.
+    kernel-<digest of the recipe>-<digest of the compiler>/library.so
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
 import functools
 import hashlib
 import logging
-import mmap
 import os
 import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from hawkvision.core.errors import ArtifactError, CompileError
-from hawkvision.system.files import check_ours, sha256_of, write_atomic
+from hawkvision.core.errors import CompileError
+from hawkvision.system.build_cache import build_cache_dir, build_once, check_place, is_intact, remove
 from hawkvision.system.subprocess_runner import run
 
 log = logging.getLogger("hawkvision.system.native_build")
 
 Language: TypeAlias = Literal["C", "C++"]
+
+LIBRARY: Final = "library.so"
+"""The file of an entry."""
 
 COMPILERS: Final[dict[Language, tuple[str, ...]]] = {"C": ("cc", "gcc", "clang"), "C++": ("c++", "g++", "clang++")}
 """Compilers, in the order in which the path is searched for them."""
@@ -85,137 +79,85 @@ def find_compiler(language: Language) -> str:
     return found
 
 
-def open_library(
-    recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Path], None] | None = None
-) -> ctypes.CDLL:
-    """Load the library from a folder, compiling it if it is missing or damaged.
+def open_library(recipe: LibraryRecipe, folder: Path | None = None) -> ctypes.CDLL:
+    """Load the library, compiling it if it is missing or damaged. `folder` replaces the cache.
 
-    Without a compiler, a library made by any compiler is used. `make_room` is called with the folder before a new file
-    is written.
+    Without a compiler, a library made by any compiler is used.
 
     Raises:
         BackendError: if another user may have written the file.
         CompileError: if it cannot be compiled, stored or loaded; says why.
+        ConfigError: if there is no cache folder.
     """
-    kept = find_kept(recipe, folder)
-    if kept is not None:
-        try:
-            return ctypes.CDLL(str(kept))
-        except OSError as error:  # another system made it, or the folder allows no code
-            check_place(folder)
-            log.warning("%s: compiled again, because it cannot be loaded: %s", kept, error)
-            kept.unlink(missing_ok=True)
-    made = make_library(recipe, folder, make_room=make_room)
+    made = make_library(recipe, build_cache_dir() if folder is None else folder)
+    try:
+        return ctypes.CDLL(str(made))
+    except OSError as error:  # another system made it, or the folder allows no code
+        check_place(made.parent.parent)
+        log.warning("%s: compiled again, because it cannot be loaded: %s", made, error)
+        remove(made.parent)
+    made = make_library(recipe, made.parent.parent)
     try:
         return ctypes.CDLL(str(made))
     except OSError as error:
         raise CompileError(f"{made}: cannot be loaded: {error}") from None
 
 
-def find_kept(recipe: LibraryRecipe, folder: Path, *, by_anyone: bool = False) -> Path | None:
-    """The newest intact file of a library made by this machine's compiler, or by any if it has none; else None.
+def make_library(recipe: LibraryRecipe, folder: Path) -> Path:
+    """The library in a folder, compiled if it is missing or damaged. It appears whole or not at all.
 
-    Damaged files are removed if possible, and logged. `by_anyone` accepts any compiler's file, for folders that come
-    with a package.
+    Raises:
+        BackendError: if another user may have written the file.
+        CompileError: if it cannot be compiled or stored; says why. It is not compiled if it cannot be stored.
+    """
+    try:
+        compiler = find_compiler(recipe.language)
+    except CompileError:
+        made = find_library(recipe, folder)
+        if made is None:
+            raise
+        return made
+    entry = folder / f"{recipe.name}-{recipe.made_of()}-{_identity(compiler)}"
+    return build_once(entry, functools.partial(_make, recipe, compiler)) / LIBRARY
+
+
+def find_library(recipe: LibraryRecipe, folder: Path) -> Path | None:
+    """An intact library in a folder, made by any compiler; None if there is none.
 
     Raises:
         BackendError: if another user may have written the file.
         CompileError: if the folder cannot be read.
     """
-    maker = "*"
-    if not by_anyone:
-        with contextlib.suppress(CompileError):
-            maker = _identity(find_compiler(recipe.language))
-    found: list[tuple[float, Path]] = []
-    try:
-        for path in folder.glob(f"{recipe.name}-{recipe.made_of()}-{maker}-*.so"):
-            with contextlib.suppress(FileNotFoundError):  # removed by another process
-                found.append((path.lstat().st_mtime, path))
-    except OSError as error:
-        raise CompileError(f"{folder}: cannot read the folder: {error.strerror}") from None
-    for _, path in sorted(found, reverse=True):
-        check_ours(path)
-        if is_sound(path):
-            return path
-        log.warning("%s: damaged; compiled again", path)
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return None
+    entries = sorted(folder.glob(f"{recipe.name}-{recipe.made_of()}-*"))
+    return next((entry / LIBRARY for entry in entries if is_intact(entry)), None)
 
 
-def is_sound(path: Path) -> bool:
-    """Whether a file has the SHA-256 in its name."""
-    try:
-        return path.stem.endswith(f"-{sha256_of(path.read_bytes())}")
-    except OSError:  # a failing disk
-        return False
-
-
-def make_library(recipe: LibraryRecipe, folder: Path, *, make_room: Callable[[Path], None] | None = None) -> Path:
-    """Compile a library into a folder, which is made if needed. The file appears whole or not at all.
-
-    Raises:
-        CompileError: if it cannot be compiled or stored; says why. It is not compiled if it cannot be stored.
-    """
-    compiler = find_compiler(recipe.language)
-    stem = f"{recipe.name}-{recipe.made_of()}-{_identity(compiler)}"
-    check_place(folder)
-    if make_room is not None:
-        make_room(folder)
+def _make(recipe: LibraryRecipe, compiler: str, work: Path) -> None:
     log.info("compiling %s with %s, once", recipe.source.name, compiler)
     try:
-        with tempfile.TemporaryDirectory(prefix="hawkvision-compiled-") as scratch:
-            built = Path(scratch) / "library.so"
-            try:
-                _compile([compiler, *recipe.flags], recipe.source, built)
-            except CompileError as error:
-                if not recipe.instead:
-                    raise
-                log.info("%s: trying with %s: %s", recipe.source.name, " ".join(recipe.instead), error.message)
-                _compile([compiler, *recipe.flags, *recipe.instead], recipe.source, built)
-            code = built.read_bytes()
-            path = folder / f"{stem}-{sha256_of(code)}.so"
-            write_atomic(path, code)
-    except OSError as error:
-        raise CompileError(f"{folder}: cannot write: {error.strerror}") from None
-    except ArtifactError as error:
-        raise CompileError(error.message) from None
-    return path
-
-
-def check_place(folder: Path) -> None:
-    """Check that code can be stored in a folder and run from there. The folder is made if needed.
-
-    Raises:
-        CompileError: if it cannot be stored, or cannot run.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as trial:
-            trial.write(bytes(mmap.PAGESIZE))
-            trial.flush()
-            try:
-                mmap.mmap(trial.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
-            except PermissionError:
-                raise CompileError(f"{folder}: code cannot run there: its file system is mounted noexec") from None
-    except OSError as error:
-        reason = "its file system is read-only" if error.errno == errno.EROFS else error.strerror
-        raise CompileError(f"{folder}: cannot write: {reason}") from None
+        _compile([compiler, *recipe.flags], recipe.source, work / LIBRARY)
+    except CompileError as error:
+        if not recipe.instead:
+            raise
+        log.info("%s: trying with %s: %s", recipe.source.name, " ".join(recipe.instead), error.message)
+        _compile([compiler, *recipe.flags, *recipe.instead], recipe.source, work / LIBRARY)
 
 
 def _compile(command: list[str], source: Path, built: Path) -> None:
-    """Compile a source file. The compiler's temporary files go beside the result.
+    """Compile a source file. The compiler's temporary files go into a folder beside the result.
 
     Raises:
         CompileError: if it fails, or was ended.
     """
+    temporary = built.parent / "temporary"
+    temporary.mkdir(exist_ok=True)
     try:
         ran = run(
             command[0],
             [*command[1:], "-o", str(built), str(source)],
             cpu_limit_s=COMPILE_CPU_S,
             wall_limit_s=COMPILE_WALL_S,
-            env={"LC_ALL": "C", "TMPDIR": str(built.parent)},
+            env={"LC_ALL": "C", "TMPDIR": str(temporary)},
         )
     except OSError as error:
         raise CompileError(f"{command[0]} cannot be run: {error}") from None

@@ -19,8 +19,8 @@ import numpy as np
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.inference.backends.interface import Backend
-from hawkvision.models.manifest import cache_dir
-from hawkvision.native.library import cpuinfo, digest, library, tidy
+from hawkvision.native.library import cpuinfo, digest, library
+from hawkvision.system.build_cache import build_cache_dir
 from hawkvision.system.files import write_atomic
 
 log = logging.getLogger("hawkvision.inference")
@@ -42,7 +42,7 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
     facts = (digest(library()), _planner_digest(), way, _runtime_version(), cpuinfo("model name"), model_sha256)
     name = f"{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:32]}.same"
     with suppress(OSError, ConfigError):  # the folder of the cache cannot be read, or does not exist
-        if (cache_dir() / "int8" / name).is_file():
+        if (build_cache_dir() / name).is_file():
             return True
     from hawkvision.inference.backends.onnxruntime_backend import (
         OnnxRuntimeBackend,  # memory that a node may not have
@@ -57,12 +57,18 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
         reference.close()
     if same:
         try:
-            folder = cache_dir() / "int8"
-            write_atomic(folder / name, b"\n")
-            tidy(folder, "*.same", KEPT)
+            write_atomic(build_cache_dir() / name, b"\n")
+            _tidy(build_cache_dir())
         except (ArtifactError, ConfigError) as error:
             log.info("int8: checked again at each start, because the result cannot be stored: %s", error.message)
     return same
+
+
+def _tidy(folder: Path) -> None:
+    """Remove all but the newest results."""
+    with suppress(OSError):
+        for result in sorted(folder.glob("*.same"), key=lambda file: file.stat().st_mtime)[:-KEPT]:
+            result.unlink(missing_ok=True)
 
 
 def _images(shape: tuple[int, int, int]) -> Iterator[Pixels]:

@@ -12,8 +12,6 @@ import pytest
 
 from fpga.simulation.build_cache import ABANDONED_S, CacheBounds, mark_used, tidy
 from fpga.simulation.verilator import VerilatorDesign, library
-from hawkvision.core.errors import BackendError
-from hawkvision.system.files import check_ours
 
 NOW = 1e9
 
@@ -111,24 +109,3 @@ def test_a_simulation_that_a_power_cut_has_damaged_is_built_anew(caplog: pytest.
     assert "is damaged and is built again" in caplog.text
     assert len(built.read_bytes()) == len(whole)
     assert built.read_bytes()[4096:8192] != bytes(4096)
-
-
-def test_code_that_others_may_write_or_that_is_no_file_is_refused(tmp_path: Path) -> None:
-    code = kernel(tmp_path, "kernel-a", NOW)
-    check_ours(code)
-    code.chmod(0o664)
-    with pytest.raises(BackendError, match="only its owner may write, found mode 664; remove it"):
-        check_ours(code)
-    (tmp_path / "link.so").symlink_to(code)
-    with pytest.raises(BackendError, match=r"link\.so: expected a file of code that we compiled"):
-        check_ours(tmp_path / "link.so")
-    with pytest.raises(BackendError, match="No such file"):
-        check_ours(tmp_path / "none.so")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_code_of_another_user_is_refused(tmp_path: Path) -> None:
-    code = kernel(tmp_path, "kernel-a", NOW)
-    os.chown(code, 12345, -1)
-    with pytest.raises(BackendError, match="expected code of user 0, found that of user 12345"):
-        check_ours(code)

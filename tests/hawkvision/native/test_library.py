@@ -22,7 +22,7 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.equivalence_check import agrees
 from hawkvision.models.manifest import InputSpec
 from hawkvision.native import library
-from hawkvision.system.native_build import is_sound
+from hawkvision.system.build_cache import is_intact
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.inference.quantised import residual_network
 from tests.hawkvision.system.mounts import mounted
@@ -55,7 +55,7 @@ def test_what_was_asked_for_by_name_is_not_replaced() -> None:
 @pytest.fixture
 def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "hawkvision" / "int8"
+    return tmp_path / "hawkvision" / "compiled"
 
 
 class OffByOne:
@@ -166,8 +166,8 @@ def test_an_images_builder_compiles_it_beside_its_source(tmp_path: Path) -> None
         [sys.executable, "-m", "hawkvision.native"], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     made = Path(done.stdout.strip())
-    assert made.parent == package / "native"
-    assert is_sound(made)
+    assert made.parent.parent == package / "native"
+    assert is_intact(made.parent)
 
 
 def test_a_builder_without_a_compiler_is_told(tmp_path: Path) -> None:
@@ -184,15 +184,15 @@ def test_a_builder_without_a_compiler_is_told(tmp_path: Path) -> None:
 
 @runs
 def test_a_kernel_that_a_power_cut_has_damaged_is_compiled_anew_and_not_run(tmp_path: Path) -> None:
-    kept = Path(library.library()._name)
-    (tmp_path / "hawkvision" / "int8").mkdir(parents=True)
-    kernel, whole = tmp_path / "hawkvision" / "int8" / kept.name, kept.read_bytes()
+    ours = Path(library.library()._name)
+    kernel = tmp_path / "hawkvision" / "compiled" / ours.parent.name / ours.name
+    shutil.copytree(ours.parent, kernel.parent)
+    whole = kernel.read_bytes()
     kernel.write_bytes(whole[:16_384] + bytes(12_288) + whole[28_672:])
     done = opened_in_a_new_process("auto", tmp_path)
     assert done.stdout.split()[0] == "Int8Backend", done.stderr
-    assert f"WARNING:hawkvision.system.native_build:{kernel}: damaged; compiled again" in done.stderr
-    (made,) = (tmp_path / "hawkvision" / "int8").glob("kernel-*.so")
-    assert is_sound(made)
+    assert f"WARNING:hawkvision.system.build_cache:{kernel.parent}: damaged; built again" in done.stderr
+    assert is_intact(kernel.parent)
 
 
 @runs
@@ -217,12 +217,3 @@ def test_without_a_home_the_kernels_are_done_without(tmp_path: Path) -> None:
     done = opened_in_a_new_process("auto", tmp_path, model=tmp_path / "model.onnx", prefix=nobody)
     assert done.stdout.split()[0] == "OnnxRuntimeBackend", done.stderr
     assert "user 12345 has no HOME and no entry in /etc/passwd; set XDG_CACHE_HOME" in done.stderr
-
-
-def test_only_the_newest_kernels_are_kept(tmp_path: Path) -> None:
-    for age in range(6):
-        path = tmp_path / f"kernel-{age}.so"
-        path.write_bytes(b"")
-        os.utime(path, (1000 - age, 1000 - age))
-    library.tidy(tmp_path, "kernel-*.so", 4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"kernel-{age}.so" for age in range(4)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import shutil
@@ -14,12 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hawkvision.core.errors import BackendError, CompileError
-from hawkvision.system.native_build import LibraryRecipe, find_kept, is_sound, make_library, open_library
-from tests.fuzz.examples import examples
+from hawkvision.core.errors import CompileError
+from hawkvision.system.native_build import LIBRARY, LibraryRecipe, make_library, open_library
 from tests.hawkvision.system.mounts import mounted
 from tests.waiting import until
 
@@ -39,7 +35,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def libraries(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.so"))
+    return sorted(folder.glob(f"*/{LIBRARY}"))
 
 
 def test_a_library_is_compiled_once(recipe: LibraryRecipe, kept: Path) -> None:
@@ -48,7 +44,6 @@ def test_a_library_is_compiled_once(recipe: LibraryRecipe, kept: Path) -> None:
     made = first.stat().st_ino
     assert open_library(recipe, kept).answer() == 42
     assert [path.stat().st_ino for path in libraries(kept)] == [made]
-    assert is_sound(first)
 
 
 def test_other_flags_sources_and_processors_make_other_libraries(recipe: LibraryRecipe, kept: Path) -> None:
@@ -57,41 +52,6 @@ def test_other_flags_sources_and_processors_make_other_libraries(recipe: Library
     recipe.source.write_text(ANSWER.replace("42", "43"))
     assert open_library(recipe, kept).answer() == 43
     assert len(libraries(kept)) == 4
-
-
-@pytest.mark.parametrize("damage", ["cut off", "zeros", "empty", "one bit"])
-def test_a_damaged_library_is_never_loaded_but_made_anew(
-    recipe: LibraryRecipe, kept: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = make_library(recipe, tmp_path / "whole")
-    code = bytearray(whole.read_bytes())
-    match damage:
-        case "cut off":
-            del code[len(code) // 2 :]
-        case "zeros":
-            code[4096:8192] = bytes(4096)
-        case "empty":
-            code.clear()
-        case _:
-            code[len(code) // 2] ^= 1
-    kept.mkdir()
-    (kept / whole.name).write_bytes(code)
-    assert open_library(recipe, kept).answer() == 42
-    assert "damaged; compiled again" in caplog.text
-    assert all(is_sound(path) for path in libraries(kept))
-
-
-@settings(max_examples=examples(250))
-@given(st.data())
-def test_whatever_changes_in_a_file_is_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    code = data.draw(st.binary(min_size=1, max_size=200))
-    place = tmp_path_factory.mktemp("code")
-    path = place / f"kernel-{hashlib.sha256(code).hexdigest()}.so"
-    path.write_bytes(code)
-    assert is_sound(path)
-    other = data.draw(st.binary(max_size=200).filter(lambda drawn: drawn != code))
-    path.write_bytes(other)
-    assert not is_sound(path)
 
 
 @pytest.fixture
@@ -163,15 +123,9 @@ def test_a_sound_library_in_a_folder_without_execution_is_not_made_anew(
     made = make_library(recipe, tmp_path / "made")
     (tmp_path / "compiled").unlink()
     kept.mkdir()
-    filled = ["sh", "-c", f'cp -p {made} {kept}/ && exec "$@"', "sh"]
+    filled = ["sh", "-c", f'cp -pr {made.parent} {kept}/ && exec "$@"', "sh"]
     assert "mounted noexec" in opened(recipe, kept, *mounted(kept, "noexec"), *filled)
     assert not (tmp_path / "compiled").exists()
-
-
-def test_a_library_that_others_may_write_is_refused(recipe: LibraryRecipe, kept: Path) -> None:
-    make_library(recipe, kept).chmod(0o666)
-    with pytest.raises(BackendError, match="only its owner may write"):
-        find_kept(recipe, kept)
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
