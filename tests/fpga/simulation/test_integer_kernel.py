@@ -20,6 +20,8 @@ from fpga.simulation.integer_kernel import IntegerKernel, KernelKind
 from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
+from hawkvision.system.build_cache import build_once
+from hawkvision.system.native_build import LIBRARY
 from tests.fuzz.examples import examples
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph, random_images
 
@@ -101,12 +103,12 @@ def test_code_for_any_processor_of_the_kind_is_exact_too(make: Callable[[], Inte
 
 def test_code_is_compiled_once_per_machine(tmp_path: Path) -> None:
     IntegerKernel(random_graph(), tmp_path)
-    (library,) = tmp_path.iterdir()
-    before = library.stat().st_ino
-    os.utime(library, (0, 0))
+    (entry,) = tmp_path.iterdir()
+    before = entry.stat().st_ino
+    os.utime(entry, (0, 0))
     IntegerKernel(random_graph(1), tmp_path)
     assert [path.stat().st_ino for path in tmp_path.iterdir()] == [before]
-    assert library.stat().st_mtime > 0, "it was used, so it stays longer than what was not"
+    assert entry.stat().st_mtime > 0, "it was used, so it stays longer than what was not"
 
 
 def test_without_a_compiler_numpy_takes_over_and_says_so(
@@ -165,7 +167,7 @@ def test_without_a_place_for_compiled_code_numpy_takes_over(tmp_path: Path, capl
 
 def test_kept_code_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
     IntegerKernel(random_graph(), tmp_path)
-    (library,) = tmp_path.iterdir()
+    (library,) = tmp_path.glob(f"*/{LIBRARY}")
     library.chmod(0o646)
     with pytest.raises(BackendError, match=r"expected code that only its owner may write, found mode 646; remove it"):
         IntegerKernel(random_graph(), tmp_path)
@@ -173,9 +175,12 @@ def test_kept_code_that_others_may_write_is_not_loaded(tmp_path: Path) -> None:
 
 def test_a_kept_file_that_cannot_be_loaded_is_compiled_anew(tmp_path: Path) -> None:
     IntegerKernel(random_graph(), tmp_path / "before")
-    (library,) = (tmp_path / "before").iterdir()
-    (tmp_path / "after").mkdir()
-    (tmp_path / "after" / library.name).write_bytes(b"no library")
+    (entry,) = (tmp_path / "before").iterdir()
+
+    def build(work: Path) -> None:
+        (work / LIBRARY).write_bytes(b"no library")
+
+    build_once(tmp_path / "after" / entry.name, build)
     assert IntegerKernel(random_graph(), tmp_path / "after", kind="compiled").kind == "compiled"
 
 
