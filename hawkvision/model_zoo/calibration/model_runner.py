@@ -43,8 +43,6 @@ PIXELS: Final = 2
 
 AnyImages: TypeAlias = LabelledImages | UnlabelledImages
 Chosen: TypeAlias = NDArray[np.intp]
-Corruption: TypeAlias = Callable[[Pixels, int], Pixels]
-"""Maps input pixels (height, width, 3) and the image's index to pixels of the same shape; deterministic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,6 @@ def run_stages(
     execution: ModelExecution = CERTIFIED_EXECUTION,
     cache: Path,
     chosen: Chosen | None = None,
-    corruption: Corruption | None = None,
     name: str = "",
 ) -> CascadePredictions:
     """Run every variant that the stages need over the images, or read its tensors from the cache.
@@ -99,8 +96,7 @@ def run_stages(
         execution: how the models run; only results of the certified execution are cached.
         cache: the folder of built models and cached tensors.
         chosen: indices of the images to run, rising; None means all.
-        corruption: applied to each input, for studies of drift.
-        name: of the corruption, for the cache.
+        name: of the images, beside the variant in the progress shown and in the cache.
 
     Raises:
         ArtifactError: if a model is missing or not the manifest's.
@@ -119,7 +115,7 @@ def run_stages(
                 bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(chosen))
                 decode = open_decoder(variant, len(kind.labels))
                 runner = execution.open(manifest, variant, cache)
-                run = _VariantRun(runner, decode, variant, data, chosen, execution.batch, flip, corruption)
+                run = _VariantRun(runner, decode, variant, data, chosen, execution.batch, flip)
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
                 if execution == CERTIFIED_EXECUTION:
                     write_tensors(kept, found)
@@ -194,7 +190,6 @@ class _VariantRun:
         chosen: Chosen,
         batch: int,
         flip: bool,
-        corruption: Corruption | None,
     ) -> None:
         self._runner = runner
         self._decode = decode
@@ -203,7 +198,6 @@ class _VariantRun:
         self._images = images
         self._chosen = chosen
         self._flip = flip
-        self._corruption = corruption
 
     def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> VariantTensors:
         def batch(start: int) -> tuple[Tensors, Tensors | None, float]:
@@ -231,7 +225,6 @@ class _VariantRun:
 
     def _input(self, index: int) -> Pixels:
         try:
-            pixels = load_input(self._images.bodies[index], self._variant.input, max_pixels=MAX_PIXELS)[0]
+            return load_input(self._images.bodies[index], self._variant.input, max_pixels=MAX_PIXELS)[0]
         except RequestError as error:
             raise ConfigError(f"{self._images.called(index)}: {error}") from None
-        return pixels if self._corruption is None else self._corruption(pixels, index)

@@ -12,8 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from hawkvision.model_zoo.calibration.drift_replay import Replay
-from hawkvision.model_zoo.reports.metrics import Drift, LevelCost, PairFindings, Reliability, ReliabilityBins
+from hawkvision.model_zoo.reports.metrics import LevelCost, PairFindings, Reliability, ReliabilityBins
 from hawkvision.reports.svg import (
     TEXT,
     Scale,
@@ -50,12 +49,6 @@ LEFT: Final = 48.0
 TOP: Final = 58.0
 BELOW: Final = 44.0
 """Room for the lower axis and its name."""
-WINDOW: Final = 500
-"""Requests that one point of the replay's escalation stands for."""
-DROP_WINDOW: Final = 2_000
-"""Of its drop, which is a small difference of rare events."""
-STATUS_WINDOW: Final = 100
-
 LEAST_USED: Final = -0.5
 MOST_USED: Final = 2.0
 """Ends of the axis on which targets are used up; intervals may be wider, points hardly ever are."""
@@ -174,82 +167,6 @@ def cost_figure(costs: Sequence[LevelCost], name: str) -> str:
     marks += legend(((STATIC, DASHED, "two stages"), (CERTIFIED, "", "three stages")), LEFT, 12.0, right)
     description = "; ".join(f"{100 * one.max_drop:g} points: {one.two:.1f} and {one.three:.1f}" for one in costs)
     return svg(name, WIDTH, bottom + BELOW, "Cost of two and of three stages", description, marks)
-
-
-def drift_figure(drift: Drift, name: str) -> str:
-    """Escalation, true drop and status over the requests of the replay, with and without control."""
-    right = WIDTH + 60.0
-    panels = ((TOP + 16, 190.0), (226.0, 356.0), (392.0, 430.0))
-    total = sum(phase.requests for phase in drift.phases)
-    x = Scale(0.0, float(total), LEFT, right)
-    runs = ((drift.static, STATIC, DASHED, "threshold fixed"), (drift.controlled, CERTIFIED, "", "controlled"))
-    marks, start = list[str](), 0
-    for phase in drift.phases:
-        ends = [x.at(start), x.at(start + phase.requests)]
-        if phase.shifted:
-            marks += [area(ends, [top] * 2, [bottom] * 2, "band") for top, bottom in panels]
-        marks.append(text(sum(ends) / 2, panels[0][0] - 4, phase.name, "intermediate"))
-        start += phase.requests
-    marks += _panel(x, panels[0], right, runs, "escalated", WINDOW, 1.0, "%", None)
-    marks += _panel(x, panels[1], right, runs, "loss", DROP_WINDOW, 100.0, "", 100 * drift.max_drop)
-    marks += _status(drift, x, panels[2])
-    marks += bottom_axis(x, panels[2][1], panels[2][1], "requests", most=5)
-    marks += legend([(series, dash, label) for _, series, dash, label in runs], LEFT, 12.0, right)
-    return svg(
-        name, right + 10, panels[2][1] + BELOW, "Escalation, accuracy given up and suspension over the requests",
-        f"At most {100 * drift.max_drop:g} points may be given up.", marks,
-    )  # fmt: skip
-
-
-def _panel(
-    x: Scale,
-    ends: tuple[float, float],
-    right: float,
-    runs: Sequence[tuple[Sequence[Replay], int, str, str]],
-    what: str,
-    window: int,
-    unit: float,
-    sign: str,
-    limit: float | None,
-) -> list[str]:
-    """The mean of the runs, and what nine of ten of them stay within."""
-    top, bottom = ends
-    drawn = []
-    for replays, series, dash, _ in runs:
-        at, means = windowed(replays, what, window)
-        low, high = np.quantile(means * unit, [0.05, 0.95], axis=0)
-        drawn.append((at - window / 2, low, high, means.mean(axis=0) * unit, series, dash))
-    values = [value for _, low, high, *_ in drawn for value in (*low.tolist(), *high.tolist())]
-    y = linear_scale([0.0, *values, *([] if limit is None else [limit])], bottom, top)
-    label = "escalated" if limit is None else "given up (points)"
-    marks = left_axis(y, LEFT, right, label, sign, 5, gap=6)
-    for at, low, high, mean, series, dash in drawn:
-        xs = [x.at(value) for value in at.tolist()]
-        marks.append(area(xs, _at(y, low), _at(y, high), f"disc {series_class(series)}"))
-        marks.append(path(xs, _at(y, mean), series_class(series), dash))
-    if limit is not None:
-        marks += [rule(LEFT, y.at(limit), right, y.at(limit), "limit"), rule(LEFT, y.at(0), right, y.at(0), "axis")]
-        marks.append(text(right, y.at(limit) - 4, "target", "end", "limit"))
-    return marks
-
-
-def _status(drift: Drift, x: Scale, ends: tuple[float, float]) -> list[str]:
-    """The share of runs whose guarantee is suspended, and a mark at each alarm."""
-    top, bottom = ends
-    y = Scale(0.0, 1.5, bottom, top)
-    at, suspended = windowed(drift.controlled, "suspended", STATUS_WINDOW)
-    xs = [x.at(value) for value in (at - STATUS_WINDOW / 2).tolist()]
-    marks = [area(xs, _at(y, suspended.mean(axis=0)), [bottom] * len(xs), f"solid {series_class(PLUG_IN)}")]
-    marks += [marker(PLUG_IN, x.at(run.alarm), y.at(1.25)) for run in drift.controlled if run.alarm is not None]
-    return [*marks, text(0, top - 6, "suspended", "start", "name")]
-
-
-def windowed(runs: Sequence[Replay], what: str, window: int) -> tuple[Floats, Floats]:
-    """Means over consecutive windows: where each ends (windows,), and each run's (runs, windows)."""
-    values = np.array([np.asarray(getattr(run, what), np.float64) for run in runs])
-    whole = values.shape[1] // window * window
-    means = values[:, :whole].reshape(len(runs), -1, window).mean(axis=2)
-    return np.arange(1, means.shape[1] + 1, dtype=np.float64) * window, means
 
 
 def _reliability_line(bins: ReliabilityBins, series: int, dash: str, x: Scale, y: Scale) -> list[str]:

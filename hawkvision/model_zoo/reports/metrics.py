@@ -23,14 +23,11 @@ from hawkvision.cascade.certification.certificate import (
     losses,
     sweep,
 )
-from hawkvision.cascade.certification.predictions import Split, accuracies
+from hawkvision.cascade.certification.predictions import Scored, Split, StagePredictions, accuracies, make_sample
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.profiling import costs_of, paths_of
 from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
-from hawkvision.cascade.policy import Policy
-from hawkvision.core.types import MaxAccuracyDrop, Quality
-from hawkvision.model_zoo.calibration.drift_replay import PHASES, LabelledPredictions, Phase, Replay, replay
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind, Truth
 
@@ -38,7 +35,23 @@ BINS: Final = 10
 INTERVAL_SIGMAS: Final = 1.96
 """Factor for 95 % intervals of a mean drop, which is a mean of thousands of values."""
 
-REPLAY_SEEDS: Final = 8
+
+@dataclass(frozen=True, slots=True)
+class LabelledPredictions:
+    """The predictions of every stage for some images as each tier serves them, and the labels."""
+
+    kind: TaskKind[Any]
+    edge: Mapping[str, StagePredictions]
+    datacenter: Mapping[str, StagePredictions]
+    truths: Sequence[Truth]
+
+    def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
+        """The images `chosen`, scored as the pair is."""
+        between = pair.intermediate
+        return make_sample(
+            self.kind, Scored(self.edge[pair.edge], pair.score), self.datacenter[pair.best], self.truths, chosen,
+            None if between is None else Scored(self.datacenter[between.name], between.score),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +174,6 @@ class PairFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
-    """The replay of one target: runs with control and without."""
-
-    edge: str
-    best: str
-    max_drop: float
-    certificate: Certificate
-    images: int
-    phases: tuple[Phase, ...]
-    controlled: tuple[Replay, ...]
-    static: tuple[Replay, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class StageMeasures:
     """What a kind measures of a stage beside its accuracy (`TaskKind.measures`), by name."""
 
@@ -223,31 +222,6 @@ def pair_findings(profile: Profile, pair: Pair, predictions: LabelledPredictions
         kept,
         () if pair.intermediate is None else _level_costs(profile, pair, certifying),
     )
-
-
-def replay_drift(
-    profile: Profile,
-    pair: Pair,
-    clean: Sample,
-    shifted: Sample,
-    *,
-    seeds: Sequence[int] = range(REPLAY_SEEDS),
-    phases: Sequence[Phase] = PHASES,
-) -> Drift | None:
-    """The replay of the certified target nearest to half the gap of those with edge answers; None without any."""
-    policy = Policy(profile, pair.edge, pair.best)
-    found = [(c, policy.route(MaxAccuracyDrop(c.max_drop))) for c in pair.conditions[0].certificates]
-    found.append((pair.conditions[0].balanced, policy.route(Quality.BALANCED)))
-    usable = [(c, route) for c, route in found if c.basis != "profile" and math.isfinite(route.threshold)]
-    if not usable:
-        return None
-    half = float((clean.edge.losses - clean.reference_losses).mean()) / 2
-    certificate, route = min(usable, key=lambda one: abs(one[0].max_drop - half))
-    return Drift(
-        pair.edge, pair.best, certificate.max_drop, certificate, len(clean), tuple(phases),
-        tuple(replay(clean, shifted, route, seed=seed, phases=phases) for seed in seeds),
-        tuple(replay(clean, shifted, route, seed=seed, phases=phases, control=None) for seed in seeds),
-    )  # fmt: skip
 
 
 def measure(sample: Sample, thresholds: Thresholds) -> ThresholdsResult:

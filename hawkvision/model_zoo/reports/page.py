@@ -13,12 +13,10 @@ from importlib.resources import files
 from typing import Final
 
 from hawkvision.cascade.certification.profile import Profile
-from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, StageMeasures, TargetResult
+from hawkvision.model_zoo.reports.metrics import PairFindings, Reliability, StageMeasures, TargetResult
 from hawkvision.model_zoo.reports.number_format import count, number, percent, points, threshold
 from hawkvision.model_zoo.reports.sections import (
     costs_section,
-    decided,
-    drift_section,
     exceeded,
     frontiers_section,
     measures_section,
@@ -47,7 +45,6 @@ class Findings:
     measures: tuple[StageMeasures, ...]
     pairs: tuple[PairFindings, ...]
     """The default edge stage's pair comes first."""
-    drift: Drift | None
 
 
 def render(findings: Findings) -> str:
@@ -60,7 +57,6 @@ def render(findings: Findings) -> str:
             costs_section(findings.pairs),
             measures_section(findings.measures),
             reliability_section(findings.reliabilities),
-            drift_section(findings.drift),
             _provenance(findings),
         ]
     )
@@ -86,9 +82,6 @@ def _head(findings: Findings) -> str:
         ("certified targets exceeded on held-out images", exceeded(pair)),
         ("the same with plug-in thresholds", share(sum(k.plug_in_exceeded for k in pair.certified), pair)),
     ]
-    if findings.drift is not None:
-        part = decided(findings.drift.controlled, findings.drift)
-        facts.append((f"given up in changed traffic, of {points(findings.drift.max_drop)} points", points(part.drop)))
     cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
     return (
         f'<p class="kicker">HawkVision calibration report · task {escape(findings.profile.task)} · '

@@ -1,7 +1,7 @@
 """`hawkvision report calibration`: a page with a cascade's guarantees, their costs, and whether they are kept.
 
-The page is one file without scripts or external resources. The cascade runs over the labelled images, clean and
-corrupted; logits come from the cache if they are there.
+The page is one file without scripts or external resources. The cascade runs over the labelled images; logits come
+from the cache if they are there.
 """
 
 from __future__ import annotations
@@ -11,30 +11,26 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.predictions import Split, StagePredictions, select
-from hawkvision.cascade.certification.profile import Pair, Profile, StageProfile
+from hawkvision.cascade.certification.predictions import StagePredictions, select
+from hawkvision.cascade.certification.profile import Profile, StageProfile
 from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import stages_by_tier
-from hawkvision.model_zoo.calibration.corruption import mixed, mixture_name
-from hawkvision.model_zoo.calibration.drift_replay import LabelledPredictions, subset
-from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, TrainedImages, read_evidence
+from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.model_zoo.reports.metrics import (
-    Drift,
+    LabelledPredictions,
     Reliability,
     StageMeasures,
     pair_findings,
     reliability,
-    replay_drift,
 )
 from hawkvision.model_zoo.reports.page import Findings, render
 from hawkvision.models.datasets import SUFFIXES
@@ -42,9 +38,6 @@ from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import write_atomic
 from hawkvision.tasks.kind import Truth
 from hawkvision.tasks.registry import load_kind
-
-MOST_DRIFT_IMAGES: Final = 3_000
-"""Held-out images that also run corrupted: enough to measure a drop of a tenth of a point, within minutes."""
 
 FEWEST_HELD_OUT: Final = 30
 """With fewer images the figures would mean nothing."""
@@ -108,7 +101,6 @@ def report_calibration(
         measures=tuple(_measures(stage, clean, fresh) for stage in known.stages),
         reliabilities=tuple(_reliability(stage, predictions, clean, fresh) for stage in known.stages),
         pairs=tuple(pair_findings(known, pair, clean, split) for pair in order),
-        drift=_drift(manifest, known, order[0], evidence, clean, split, backend, cache),
     )
     write_atomic(out, render(findings).encode())
     return findings
@@ -145,36 +137,6 @@ def _measures(stage: StageProfile, clean: LabelledPredictions, fresh: NDArray[np
     """The kind's own figures for a stage, as it is served."""
     served = clean.edge.get(stage.name) or clean.datacenter[stage.name]
     return StageMeasures(stage.name, clean.kind.measures(served.of(fresh), select(clean.truths, fresh)))
-
-
-def _drift(
-    manifest: Manifest,
-    profile: Profile,
-    pair: Pair,
-    evidence: Evidence,
-    clean: LabelledPredictions,
-    split: Split,
-    backend: BackendKind,
-    cache: Path,
-) -> Drift | None:
-    """The replay of one pair on some held-out images, clean and corrupted."""
-    chosen = split.held_out
-    if len(chosen) > MOST_DRIFT_IMAGES:
-        rng = np.random.default_rng(profile.data.seed)
-        chosen = np.sort(rng.choice(chosen, MOST_DRIFT_IMAGES, replace=False))
-    some = subset(evidence.images, chosen)
-    profile = msgspec.structs.replace(profile, pairs=(pair,))
-    edge, datacenter = stages_by_tier(profile)
-    datacenter = tuple(name for name in datacenter if name in (pair.best, pair.intermediate and pair.intermediate.name))
-    predictions = run_stages(
-        clean.kind, manifest, some, edge=edge, datacenter=datacenter, shrink=profile.shrinks_images,
-        execution=ModelExecution(backend), cache=cache, corruption=mixed(), name=mixture_name(),
-    )  # fmt: skip
-    profile = msgspec.structs.replace(
-        profile, stages=tuple(stage for stage in profile.stages if stage.name in (*edge, *datacenter))
-    )
-    shifted = labelled_predictions(profile, predictions, select(evidence.truths, chosen))
-    return replay_drift(profile, pair, clean.sample(pair, chosen), shifted.sample(pair, np.arange(len(some))))
 
 
 def _check_models(manifest: Manifest, profile: Profile) -> None:

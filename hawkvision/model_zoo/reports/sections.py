@@ -1,23 +1,19 @@
-"""The report's sections with figures: thresholds, costs, reliability and drift."""
+"""The report's sections with figures: thresholds, costs and reliability."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-import numpy as np
-
-from hawkvision.model_zoo.calibration.drift_replay import SETTLING, Replay, Summary, alarm_delays, summarise
 from hawkvision.model_zoo.reports.figures import (
     cost_figure,
-    drift_figure,
     frontier_figure,
     kept_figure,
     reliability_figure,
 )
-from hawkvision.model_zoo.reports.metrics import Drift, PairFindings, Reliability, StageMeasures
-from hawkvision.model_zoo.reports.number_format import count, number, percent, points
+from hawkvision.model_zoo.reports.metrics import PairFindings, Reliability, StageMeasures
+from hawkvision.model_zoo.reports.number_format import number, percent, points
 
 WELL_CALIBRATED: Final = 0.03
 """Expected calibration error up to which a stage's probabilities are called about right."""
@@ -137,65 +133,10 @@ def measures_section(found: Sequence[StageMeasures]) -> str:
     )
 
 
-def drift_section(drift: Drift | None) -> str:
-    """The replay of changing traffic; None if no certificate accepts the edge."""
-    if drift is None:
-        return (
-            "<h2>When traffic changes</h2>\n<p>No certificate leaves an image at the edge, so there is nothing to "
-            "control: the reference stage answers everything, whatever the traffic.</p>"
-        )
-    controlled, static = (decided(runs, drift) for runs in (drift.controlled, drift.static))
-    kept = controlled.drop <= drift.max_drop
-    delays = [delay for delay in alarm_delays(drift.controlled) if delay is not None and delay >= 0]
-    false = sum(delay is not None and delay < 0 for delay in alarm_delays(drift.controlled))
-    alarm = f"the alarm comes after {number(int(np.median(delays)))} requests" if delays else "no alarm is raised"
-    title = (
-        f"When traffic changes, {alarm}, and the guarantee is {'kept' if kept else 'not kept'}: "
-        f"{points(controlled.drop)} of {points(drift.max_drop)} points are given up"
-    )
-    rows = "\n".join(
-        f"<tr><td>{escape(one.name)}</td><td class=words>{name}</td><td>{percent(one.escalation, 1)}</td>"
-        f"<td>{percent(one.audits, 2)}</td><td>{points(one.drop)}</td><td>{percent(one.suspended)}</td></tr>"
-        for pair in zip(
-            summarise(drift.static, drift.phases), summarise(drift.controlled, drift.phases), strict=True
-        )
-        for one, name in zip(pair, ("fixed", "controlled"), strict=True)
-    )  # fmt: skip
-    requests = sum(phase.requests for phase in drift.phases)
-    return (
-        f"<h2>{escape(title)}</h2>\n"
-        f"<p>{escape(drift.edge)} backed by {escape(drift.best)}, {len(drift.controlled)} runs of {number(requests)} "
-        f"requests drawn from {number(drift.images)} held-out images, as they are and with noise, blur or lower "
-        f"contrast. With the threshold fixed, {points(static.drop)} points are given up once the traffic "
-        f"stays changed, and the node does not know. {_false_alarms(false, len(drift.controlled))}</p>\n"
-        + _figure(
-            "Requests in order; the shaded stretch is corrupted",
-            drift_figure(drift, "drift"),
-            "Top: share escalated. Middle: accuracy given up against the reference stage, by the labels that the node "
-            "never sees; it must stay below the line. Bottom: share of runs whose guarantee is suspended, and a mark "
-            "at "
-            "each alarm. Lines are means over the runs, bands hold nine runs of ten.",
-            wide=True,
-        )
-        + '<details><summary>The same as a table</summary><div class="scroll"><table>\n<tr><th>requests</th>'
-        "<th class=words>threshold</th><th>escalated</th><th>audited</th><th>given up "
-        "(points)</th><th>suspended</th></tr>\n"
-        f"{rows}\n</table></div></details>"
-    )
-
-
 def _figure(title: str, svg: str, caption: str, *, wide: bool = False) -> str:
     """A figure with its title above and its caption below; both are HTML already, or harmless text."""
     kind = ' class="wide"' if wide else ""
     return f"<figure{kind}><h3>{title}</h3>{svg}<figcaption>{caption}</figcaption></figure>"
-
-
-def decided(runs: Iterable[Replay], drift: Drift) -> Summary:
-    """The shifted stretch after the first `SETTLING` requests, or all of it if it is shorter."""
-    summaries = summarise(tuple(runs), drift.phases)
-    shifted = next((phase for phase in drift.phases if phase.shifted), drift.phases[-1])
-    names = (f"{shifted.name}, rest", f"{shifted.name}, first {min(SETTLING, shifted.requests):,}", shifted.name)
-    return next(one for name in names for one in summaries if one.name == name)
 
 
 def _closing(found: PairFindings) -> str:
@@ -217,12 +158,6 @@ def _temperature(one: Reliability) -> str:
     if before - after > 0.5:
         return f"{before:.1f} → {after:.1f} points off"
     return f"{after:.1f} points off, and was {before:.1f}"
-
-
-def _false_alarms(false: int, runs: int) -> str:
-    if not false:
-        return f"No run of {runs} raised a false alarm."
-    return f"{count(false, 'run')} of {runs} raised a false alarm before the change."
 
 
 def _delta(found: PairFindings) -> float:
