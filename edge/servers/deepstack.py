@@ -14,8 +14,10 @@ at most `UNKEYED_BYTES`. `duration` is in seconds. Source of the form: DeepStack
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
 
 from edge.servers.shared.request_fields import FIELDS, Source, distinct, parse_request, unknown_field
 from hawkvision.core.errors import Unauthorized
@@ -29,17 +31,6 @@ UNKEYED_BYTES: Final = 1024 * 1024
 """Longest form of a caller whose key is in it, and who is unknown until it has been read. Frigate sends some 30 kB."""
 _TURNED: Final = 5
 """From this EXIF orientation on, width and height are exchanged."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeepStackRequest:
-    """What a form asks for."""
-
-    request: ClassifyRequest
-    min_confidence: float
-    most: int
-    authorization: str | None
-    """The key in the form, as the value of the header Authorization."""
 
 
 def check_unkeyed(declared: str | None, keys: Keys) -> None:
@@ -59,8 +50,12 @@ def check_unkeyed(declared: str | None, keys: Keys) -> None:
         )
 
 
-def parse(query: Sequence[Source], fields: Sequence[Source]) -> DeepStackRequest:
+def parse(query: Sequence[Source], fields: Sequence[Source]) -> tuple[ClassifyRequest, float, int, str | None]:
     """The request in a query and the fields of a form.
+
+    Returns:
+        The request, the least confidence of an object, how many objects at most, and the key in the form as the value
+        of the header Authorization.
 
     Raises:
         BadField: for an unknown field, or a value out of range.
@@ -75,33 +70,44 @@ def parse(query: Sequence[Source], fields: Sequence[Source]) -> DeepStackRequest
             raise unknown_field(where, name, ("image", "min_confidence", "api_key"))
     request = parse_request(query)
     most = request.top_k if any(name == "top_k" for _, name, _ in query) else MOST
-    return DeepStackRequest(request, min_confidence, most, None if key is None else f"Bearer {key}")
+    return request, min_confidence, most, None if key is None else f"Bearer {key}"
 
 
-def reply(asked: DeepStackRequest, answer: Answer, image: bytes) -> dict[str, Any]:
+class Predicted(msgspec.Struct, frozen=True):
+    """An object, with the corners of its box in pixels of the upright image."""
+
+    label: Annotated[str, Meta(description="The name of its class.")]
+    confidence: Annotated[float, Meta(description="The calibrated probability that class and box are right.")]
+    x_min: Annotated[int, Meta(description="Left edge.")]
+    y_min: Annotated[int, Meta(description="Upper edge.")]
+    x_max: Annotated[int, Meta(description="Right edge.")]
+    y_max: Annotated[int, Meta(description="Lower edge.")]
+
+
+class Predictions(msgspec.Struct, frozen=True):
+    """Detection in DeepStack's form."""
+
+    success: Annotated[bool, Meta(description="True; an error has false.")]
+    duration: Annotated[float, Meta(description="Seconds that the answer took.")]
+    predictions: Annotated[list[Predicted], Meta(description="The objects, surest first.")]
+
+
+def reply(answer: Answer, image: bytes, min_confidence: float, most: int) -> Predictions:
     """The body of an answer to `image`, which is of kind `detection`."""
     header = probe(image)
     width, height = header.width, header.height
     if header.orientation >= _TURNED:
         width, height = height, width
-    objects = [each for each in answer.to_json()["objects"] if each["confidence"] >= asked.min_confidence]
-    return {
-        "success": True,
-        "duration": round(answer.timing_ms.total * 1e-3, 6),
-        "predictions": [_prediction(each, width, height) for each in objects[: asked.most]],
-    }
-
-
-def _prediction(found: dict[str, Any], width: int, height: int) -> dict[str, Any]:
-    x1, y1, x2, y2 = found["box"]
-    return {
-        "label": found["label"],
-        "confidence": found["confidence"],
-        "x_min": round(x1 * width),
-        "y_min": round(y1 * height),
-        "x_max": round(x2 * width),
-        "y_max": round(y2 * height),
-    }
+    found = [
+        Predicted(
+            each["label"],
+            each["confidence"],
+            *(round(corner * side) for corner, side in zip(each["box"], (width, height) * 2, strict=True)),
+        )
+        for each in answer.to_json()["objects"]
+        if each["confidence"] >= min_confidence
+    ]
+    return Predictions(True, round(answer.timing_ms.total * 1e-3, 6), found[:most])
 
 
 def refused(body: dict[str, Any]) -> dict[str, Any]:

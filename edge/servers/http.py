@@ -159,12 +159,12 @@ class HttpApp:
         check_form(content_type)
         data = await read_body(body, headers, self._front.bodies.max_body_bytes if keyed else deepstack.UNKEYED_BYTES)
         image, fields = await read_form(content_type, data)
-        asked = deepstack.parse(read_query(scope["query_string"]), fields)
+        request, least, most, authorization = deepstack.parse(read_query(scope["query_string"]), fields)
         if not keyed:
-            caller = self._authorize(scope, INFER, asked.authorization)
-        node = self._chosen(tasks, asked.request.task, KIND_OF_FORM[DEEPSTACK_PATH], scope, body)
-        answer = await node.infer(image, asked.request, started, trace, body.hang_up, caller=caller)
-        return Answered((answer,), encode(deepstack.reply(asked, answer, image)), [])
+            caller = self._authorize(scope, INFER, authorization)
+        node = self._chosen(tasks, request.task, KIND_OF_FORM[DEEPSTACK_PATH], scope, body)
+        answer = await node.infer(image, request, started, trace, body.hang_up, caller=caller)
+        return Answered((answer,), encode(deepstack.reply(answer, image, least, most)), [])
 
     def _chosen(self, tasks: ServedTasks, task: str | None, kind: str | None, scope: Scope, body: Body) -> EdgeNode:
         """The node of the task that a request names; the body counts among those of this task.

@@ -11,10 +11,11 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-from edge.servers import api_page, openapi
+from edge.servers import openapi
 from edge.servers.oip import routes as oip_routes
 from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
@@ -52,10 +53,10 @@ def pages(frontend: Frontend) -> Starlette:
         return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
 
     async def schema(_: Request) -> Response:
-        return _json(openapi.document())
+        return _json(openapi.document(keys=frontend.keys.required))
 
-    async def docs(request: Request) -> Response:
-        return HTMLResponse(api_page.page(str(request.base_url).rstrip("/"), frontend.served_kinds()))
+    async def docs(_: Request) -> Response:
+        return FileResponse(openapi.SWAGGER_UI / "index.html", headers=openapi.DOCS_HEADERS)
 
     get = ["GET"]
     rest = Starlette(
@@ -70,6 +71,7 @@ def pages(frontend: Frontend) -> Starlette:
             Route("/metrics", exposition, methods=get),
             Route("/openapi.json", schema, methods=get),
             Route("/docs", docs, methods=get),
+            Mount("/docs", StaticFiles(directory=openapi.SWAGGER_UI)),
         ],
         exception_handlers={
             HTTPException: _on_http_error,

@@ -1,25 +1,28 @@
-"""The description of the API for tools: `/openapi.json`. `edge.servers.api_page` makes a page of it."""
+"""The description of the API: `/openapi.json`, which Swagger UI shows at `/docs`.
+
+Schemas are those of the types that the node reads and writes. Swagger UI is part of the package, because an edge node
+has no internet to fetch it from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
-from edge.servers.answer_schemas import (
-    FRACTION,
-    REFERENCES,
-    Kinds,
-    answer_schemas,
-    example_answer,
-    json_object,
-    schema_name,
-)
-from edge.servers.deepstack import MIN_CONFIDENCE, MOST
-from edge.servers.oip.decoding import PREDICTION
+import msgspec
+
+from edge.servers import deepstack
+from edge.servers.oip.decoding import PREDICTION, InferHead
 from edge.servers.oip.images import INPUT, MAX_IMAGES
-from edge.servers.page_schemas import page_schemas
 from edge.servers.shared.request_fields import FIELDS
+from edge.serving.targets_listing import Targets
+from edge.serving.tasks import Tasks
+from hawkvision.core.answer_json import AnswerFields
+from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, MaxAccuracyDrop, Tier, Timing
 from hawkvision.core.version import __version__
+from hawkvision.servers.keys import OPEN_PATHS
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import (
     CLASSIFY_PATH,
@@ -29,6 +32,14 @@ from hawkvision.tasks.registry import (
     KIND_OF_FORM,
     installed_kinds,
 )
+
+SWAGGER_UI: Final = Path(__file__).with_name("swagger_ui")
+"""The page of `/docs` and the files that it loads from there."""
+DOCS_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+"""Keys are typed into this page, so it loads nothing from elsewhere and cannot be framed."""
 
 ERRORS: Final = {
     "400": "Not an image, or an unknown, malformed or contradictory field",
@@ -47,17 +58,46 @@ ERRORS: Final = {
     "503": "Loading, shutting down, out of connections or without its FPGA; see Retry-After",
     "504": "The deadline passed, with on_miss=fail, or the image takes longer to decode than is left",
 }
+_ERROR: Final = {
+    "description": "Why a request was refused.",
+    "type": "object",
+    "properties": {
+        "error": {"type": "string", "description": "What was wrong, expected and where."},
+        "code": {"type": "string", "description": "The kind of error."},
+        "maximum": {"type": "number", "description": "The highest target that can be reached; with 422 only."},
+    },
+    "required": ["error", "code"],
+}
+_PAGES: Final = (
+    ("/v1/tasks", "The tasks and their kinds", "tasks", Tasks),
+    ("/v1/targets", "What can be asked for, and what it costs", "targets", Targets),
+    (TRANSPORT_PATH, "Where images may be sent as datagrams", "transport", Transports),
+    ("/healthz", "The process is alive", "healthz", None),
+    ("/readyz", "Models are loaded and warm", "readyz", None),
+    ("/v2/health/live", "The process is alive (Open Inference Protocol)", "live", None),
+    ("/v2/health/ready", "Models are loaded and warm (Open Inference Protocol)", "ready", None),
+    ("/v2", "Name, version and extensions (Open Inference Protocol)", "server", None),
+    ("/v2/models/{task}", "Inputs and outputs (Open Inference Protocol)", "model", None),
+    ("/v2/models/{task}/ready", "The task is served (Open Inference Protocol)", "modelReady", None),
+    ("/v2/models/{task}/stats", "Requests and where their time went (Triton)", "modelStatistics", None),
+    ("/metrics", "Metrics for Prometheus", "metrics", None),
+)
+"""Paths that are only read: summary, operation and type of the answer."""
+_JSON: Final = "application/json"
+
+Kinds = Mapping[str, type[TaskKind[Any]]]
+"""Kinds of tasks, by name."""
 
 
-def _schemas(kinds: Kinds) -> dict[str, Any]:
-    error = {"error": {"type": "string"}, "code": {"type": "string"}, "maximum": {"type": "number"}}
-    return {**answer_schemas(kinds), **page_schemas(), "Error": json_object(error, optional=("maximum",))}
+def document(kinds: Kinds | None = None, *, keys: bool = True) -> dict[str, Any]:
+    """The OpenAPI 3.1 document.
 
-
-def document(kinds: Kinds | None = None) -> dict[str, Any]:
-    """The OpenAPI 3.1 document; `kinds` are those of the answers, by default all that are installed."""
+    Args:
+        kinds: of the answers; by default all that are installed.
+        keys: whether the node asks for a key.
+    """
     kinds = installed_kinds() if kinds is None else kinds
-    return {
+    described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "HawkVision edge node",
@@ -66,159 +106,149 @@ def document(kinds: Kinds | None = None) -> dict[str, Any]:
             "description": "Say what the answer must be worth and when you need it; the node picks the model.",
         },
         "servers": [{"url": "/"}],
-        "paths": {**_image_paths(kinds), **_PAGES},
-        "components": {
-            "schemas": _schemas(kinds),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"key": []}],
+        "paths": _image_paths(kinds) | _page_paths(),
+        "components": {"schemas": _schemas(kinds)},
     }
+    if keys:
+        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+        for path in OPEN_PATHS & described["paths"].keys():
+            described["paths"][path]["get"]["security"] = []
+    return described
 
 
-def _error_replies(statuses: Iterable[str]) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": REFERENCES.format(name="Error")}}}
-    return {status: {"description": ERRORS[status], "content": content} for status in statuses}
+def schema_name(kind: type[TaskKind[Any]]) -> str:
+    """The name of the schema of a kind's answers; `Answer` is that of any."""
+    return f"{kind.prediction.__name__}Answer"
 
 
-def _get(summary: str, operation: str, media: str = "application/json", schema: str = "") -> dict[str, Any]:
-    """The operation that reads a page."""
-    described = {"$ref": REFERENCES.format(name=schema)} if schema else {}
-    ok = {"description": summary, "content": {media: {"schema": described}}}
-    refused = _error_replies(("400", "401", "403", "404", "503"))
-    return {"get": {"summary": summary, "operationId": operation, "responses": {"200": ok, **refused}}}
+def example_answer(kind: type[TaskKind[Any]]) -> dict[str, Any] | None:
+    """An answer to show; None if the kind has no example."""
+    prediction = kind.prediction.example()
+    if prediction is None:
+        return None
+    return Answer(
+        id="85d35cb338cb14a3bb89b4948633cb8e",
+        task="mine",
+        prediction=prediction,
+        model="small_int8",
+        tier=Tier.EDGE,
+        accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.05), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.05, 0.05, 410),
+        deadline_met=True,
+        timing_ms=Timing(decode=3.1, queue=0.1, infer=8.4, total=11.9),
+    ).to_json()
 
 
-def _of_task(methods: dict[str, Any], where: str = "path") -> dict[str, Any]:
-    task = {"name": "task", "in": where, "required": where == "path", "schema": dict(FIELDS["task"].schema)}
-    return {"parameters": [task], **methods}
+def _reference(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _schemas(kinds: Kinds) -> dict[str, Any]:
+    predictions = [kind.prediction.json_type() for kind in kinds.values()]
+    pages = [page for *_, page in _PAGES if page is not None]
+    types = [AnswerFields, deepstack.Predictions, InferHead, *pages, *predictions]
+    _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    answers: dict[str, Any] = {
+        schema_name(kind): {"allOf": [_reference(AnswerFields.__name__), _reference(prediction.__name__)]}
+        for kind, prediction in zip(kinds.values(), predictions, strict=True)
+    }
+    return {"Answer": {"anyOf": [_reference(name) for name in answers]}, **answers, **components, "Error": _ERROR}
+
+
+def _operation(
+    summary: str, operation: str, answer: dict[str, Any], errors: Iterable[str] = ERRORS, **further: Any
+) -> dict[str, Any]:
+    """An operation with this `content` of its answer."""
+    refusal = {_JSON: {"schema": _reference("Error")}}
+    refused = {status: {"description": ERRORS[status], "content": refusal} for status in errors}
+    responses = {"200": {"description": summary, "content": answer}, **refused}
+    tag = "Images" if "requestBody" in further else "Node"
+    return {"summary": summary, "operationId": operation, "tags": [tag], **further, "responses": responses}
+
+
+def _parameter(name: str, where: str = "query") -> dict[str, Any]:
+    field = FIELDS[name]
+    required = {"required": True} if where == "path" else {}
+    return {"name": name, "in": where, **required, "description": field.description, "schema": dict(field.schema)}
+
+
+def _page_paths() -> dict[str, Any]:
+    """The paths that take no image."""
+    paths: dict[str, Any] = {}
+    for path, summary, operation, answer in _PAGES:
+        schema = {} if answer is None else _reference(answer.__name__)
+        content = {"text/plain" if path == "/metrics" else _JSON: {"schema": schema}}
+        paths[path] = {"get": _operation(summary, operation, content, ("400", "401", "403", "404", "503"))}
+        if "{task}" in path:
+            paths[path]["parameters"] = [_parameter("task", "path")]
+        elif path in ("/v1/targets", "/readyz"):
+            paths[path]["parameters"] = [_parameter("task")]
+    index = _operation("What is loaded (Triton)", "repositoryIndex", {_JSON: {}}, ("400", "401", "403", "503"))
+    return {**paths, "/v2/repository/index": {"post": index}}
 
 
 def _image_paths(kinds: Kinds) -> dict[str, Any]:
     """The paths that take images."""
-    errors = _error_replies(ERRORS)
-    return {
-        INFER_PATH: {"post": _images(errors, "Answer an image to a target, by a task of any kind", "infer")},
-        **{
-            path: {"post": _images(errors, summary, path.rpartition("/")[2], kinds[KIND_OF_FORM[path]])}
-            for path, summary in TYPED.items()
-            if KIND_OF_FORM[path] in kinds
-        },
-        DEEPSTACK_PATH: {"post": _deepstack(errors)},
-        "/v2/models/{task}/infer": _of_task({"post": _infer(errors)}),
-    }
+    typed = {CLASSIFY_PATH: "Classify an image to a target", DETECT_PATH: "Find objects in an image, to a target"}
+    paths = {INFER_PATH: {"post": _images("Answer an image to a target, by a task of any kind", "infer")}}
+    for path, summary in typed.items():
+        if (kind := kinds.get(KIND_OF_FORM[path])) is not None:
+            paths[path] = {"post": _images(summary, path.rpartition("/")[2], kind)}
+    infer = {"post": _infer(), "parameters": [_parameter("task", "path")]}
+    return {**paths, DEEPSTACK_PATH: {"post": _deepstack()}, "/v2/models/{task}/infer": infer}
 
 
-TYPED: Final = {CLASSIFY_PATH: "Classify an image to a target", DETECT_PATH: "Find objects in an image, to a target"}
+def _form(**fields: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a form with an image and these optional fields."""
+    image = {"type": "string", "format": "binary"}
+    return {"schema": {"type": "object", "required": ["image"], "properties": {"image": image, **fields}}}
 
 
-def _images(
-    errors: dict[str, Any], summary: str, operation: str, kind: type[TaskKind[Any]] | None = None
-) -> dict[str, Any]:
-    """A path that takes one image: the fields as query parameters, the image as the body or in a form with them.
-
-    Its answers are of `kind`, or of any.
-    """
-    answer: dict[str, Any] = {
-        "schema": {"$ref": REFERENCES.format(name="Answer" if kind is None else schema_name(kind))}
-    }
+def _images(summary: str, operation: str, kind: type[TaskKind[Any]] | None = None) -> dict[str, Any]:
+    """A path that takes one image; its answers are of `kind`, or of any."""
+    answer: dict[str, Any] = {"schema": _reference("Answer" if kind is None else schema_name(kind))}
     if kind is not None and (example := example_answer(kind)) is not None:
         answer["example"] = example
-    parameters = [
-        {"name": f.name, "in": "query", "required": False, "description": f.description, "schema": dict(f.schema)}
-        for f in FIELDS.values()
-    ]
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    form = {
-        "schema": {
-            "type": "object",
-            "required": ["image"],
-            "properties": {
-                "image": {"type": "string", "format": "binary"},
-                **{f.name: {**f.schema, "description": f.description} for f in FIELDS.values()},
-            },
-        }
-    }
-    return {
-        "summary": summary,
-        "description": "Every field may also be sent as a header `X-HawkVision-<Field-Name>` or a multipart field.",
-        "operationId": operation,
-        "parameters": parameters,
-        "requestBody": {
-            "required": True,
-            "content": {
-                "image/jpeg": binary,
-                "image/png": binary,
-                "image/webp": binary,
-                "application/octet-stream": binary,
-                "multipart/form-data": form,
-            },
-        },
-        "responses": {
-            "200": {
-                "description": "The answer",
-                "content": {"application/json": answer},
-            },
-            **errors,
-        },
-    }
+    raw = {"schema": {"type": "string", "format": "binary"}}
+    media = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+    return _operation(
+        summary,
+        operation,
+        {_JSON: answer},
+        description="Every field may also be sent as a header `X-HawkVision-<Field-Name>` or a multipart field.",
+        parameters=[_parameter(name) for name in FIELDS],
+        requestBody={"required": True, "content": {"multipart/form-data": _form(), **dict.fromkeys(media, raw)}},
+    )
 
 
-def _deepstack(errors: dict[str, Any]) -> dict[str, Any]:
-    """Detection in DeepStack's form."""
-    text = {"type": "string"}
-    form = {
-        "image": text | {"format": "binary"},
-        "min_confidence": FRACTION | {"default": MIN_CONFIDENCE, "description": "Leave out less confident objects."},
-        "api_key": text | {"description": "The key, if there is no header Authorization."},
-    }
-    schema = {"$ref": REFERENCES.format(name="Predictions")}
-    return {
-        "summary": "Find objects in an image (DeepStack)",
-        "description": f"The {MOST} surest objects, or `top_k` of the query, in pixels; Frigate's detector "
+def _deepstack() -> dict[str, Any]:
+    confidence = {"type": "number", "minimum": 0, "maximum": 1, "default": deepstack.MIN_CONFIDENCE}
+    form = _form(
+        min_confidence=confidence | {"description": "Leave out less confident objects."},
+        api_key={"type": "string", "description": "The key, if there is no header Authorization."},
+    )
+    return _operation(
+        "Find objects in an image (DeepStack)",
+        "deepstackDetection",
+        {_JSON: {"schema": _reference(deepstack.Predictions.__name__)}},
+        description=f"The {deepstack.MOST} surest objects, or `top_k` of the query, in pixels; Frigate's detector "
         "`deepstack` calls this. The query takes the fields of /v1/infer.",
-        "operationId": "deepstackDetection",
-        "requestBody": {
-            "required": True,
-            "content": {"multipart/form-data": {"schema": json_object(form, ("min_confidence", "api_key"))}},
-        },
-        "responses": {
-            "200": {"description": "The objects", "content": {"application/json": {"schema": schema}}},
-            **errors,
-        },
-    }
+        requestBody={"required": True, "content": {"multipart/form-data": form}},
+    )
 
 
-def _infer(errors: dict[str, Any]) -> dict[str, Any]:
-    """Inference by the Open Inference Protocol, whose specification has the schemas."""
-    media = {"application/json": {"schema": {"type": "object"}}, "application/octet-stream": {"schema": {}}}
-    return {
-        "summary": "Answer images to a target (Open Inference Protocol)",
-        "description": (
+def _infer() -> dict[str, Any]:
+    binary: dict[str, Any] = {"application/octet-stream": {}}
+    return _operation(
+        "Answer images to a target (Open Inference Protocol)",
+        "modelInfer",
+        {_JSON: {"schema": {"type": "object"}}, **binary},
+        description=(
             f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_IMAGES}: encoded images, in binary, or "
             "in base64 where the data are JSON. The fields of /v1/infer are request parameters. Outputs: the tensors "
             f"that /v2/models/{{task}} lists, and `{PREDICTION}`, the fields of /v1/infer as JSON. The response's "
             "parameters say which stage and tier answered and what is guaranteed "
             "(`max_drop`, `status`, `basis`, `delta`, `n`); `ignored_parameters` lists unknown request parameters."
         ),
-        "operationId": "modelInfer",
-        "requestBody": {"required": True, "content": media},
-        "responses": {"200": {"description": "The answers", "content": media}, **errors},
-    }
-
-
-_PAGES: Final = {
-    "/v1/tasks": _get("The tasks and their kinds", "tasks", schema="Tasks"),
-    "/v1/targets": _of_task(_get("What can be asked for, and what it costs", "targets", schema="Targets"), "query"),
-    "/v1/transport": _get("Where images may be sent as datagrams", "transport", schema="Transports"),
-    "/healthz": _get("The process is alive", "healthz"),
-    "/readyz": _of_task(_get("Models are loaded and warm", "readyz"), "query"),
-    "/v2/health/live": _get("The process is alive (Open Inference Protocol)", "live"),
-    "/v2/health/ready": _get("Models are loaded and warm (Open Inference Protocol)", "ready"),
-    "/v2": _get("Name, version and extensions (Open Inference Protocol)", "server"),
-    "/v2/models/{task}": _of_task(_get("Inputs and outputs (Open Inference Protocol)", "model")),
-    "/v2/models/{task}/ready": _of_task(_get("The task is served (Open Inference Protocol)", "modelReady")),
-    "/v2/models/{task}/stats": _of_task(_get("Requests and where their time went (Triton)", "modelStatistics")),
-    "/v2/repository/index": {"post": _get("What is loaded (Triton)", "repositoryIndex")["get"]},
-    "/metrics": _get("Metrics for Prometheus", "metrics", "text/plain"),
-}
-"""The paths without images."""
+        requestBody={"required": True, "content": {_JSON: {"schema": _reference(InferHead.__name__)}, **binary}},
+    )

@@ -2,64 +2,137 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.route import Route
+from hawkvision.core.answer_json import Fraction
 from hawkvision.core.settings.package_settings import HAWKVISION
-from hawkvision.core.types import AccuracyStatus, Target, Tier, target_fields
+from hawkvision.core.types import AccuracyStatus, Basis, Target, Tier, target_fields
+from hawkvision.models.manifest import MeasuredAccuracy
+from hawkvision.network.transport_choice import Transport
 
 if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
 
 
-def describe_targets(node: EdgeNode, caller: str = "") -> dict[str, Any]:
-    """The node's cascade and, per target, its guarantee and its cost.
+class ListedAccuracy(msgspec.Struct, frozen=True):
+    """The accuracy of a stage on labelled images, with its 95 % interval."""
 
-    `min_accuracy` is the absolute accuracy that the drop makes certain. `status` and `suspended` are those of this
-    caller's own stream; a stream with a name has its own. Shares and latencies are of traffic as certified:
-    `escalation` leaves the edge, the reference stage answers `to_best` of it, `intermediate` the rest. Without a
-    datacenter, the edge's own values are listed. Latencies are means in milliseconds that the node has measured; null
-    before the first image.
-    """
-    policy = node.policy
-    return {
-        "task": node.task,
-        "policy": HAWKVISION if node.baseline is None else node.baseline.name,
-        "edge": {"variant": node.stage.name, "accuracy": _accuracy(policy.edge_accuracy)},
-        "best": {"variant": node.best, "accuracy": _accuracy(policy.best_accuracy)},
-        "datacenter": None if node.datacenter is None else _datacenter(node.datacenter),
-        "certificates_valid": node.guarantees.certificates_valid,
-        "certificates": _certificates(node),
-        "maximum_min_accuracy": policy.maximum_accuracy,
-        "targets": [_target(node, target, caller) for target in LISTED_TARGETS],
-    }
+    value: Annotated[Fraction, Meta(description="Accuracy: 1 − mean loss.")]
+    n: Annotated[int, Meta(description="Images.")]
+    low: Annotated[Fraction, Meta(description="Lower end of the interval.")]
+    high: Annotated[Fraction, Meta(description="Upper end of the interval.")]
 
 
-def _datacenter(datacenter: DatacenterClient) -> dict[str, Any]:
-    """The datacenter and the link to it; `loss` and `rtt_ms` are null while images travel over TCP."""
-    rtt_s = datacenter.rtt_s
-    return {
-        "url": datacenter.url,
-        "up": datacenter.up,
-        "transport": datacenter.transport.value,
-        "loss": datacenter.loss,
-        "rtt_ms": None if rtt_s is None else round(rtt_s * 1e3, 3),
-    }
+class StageAccuracy(msgspec.Struct, frozen=True):
+    """A stage of the cascade."""
+
+    variant: Annotated[str, Meta(description="The name of its model.")]
+    accuracy: Annotated[ListedAccuracy, Meta(description="Its accuracy by itself.")]
 
 
-def _certificates(node: EdgeNode) -> dict[str, Any]:
+class ListedDatacenter(msgspec.Struct, frozen=True):
+    """The datacenter and the link to it."""
+
+    url: Annotated[str, Meta(description="Where it is.")]
+    up: Annotated[bool, Meta(description="Whether it can be reached.")]
+    transport: Annotated[Transport, Meta(description="What images go over now.")]
+    loss: Annotated[Fraction | None, Meta(description="Share of datagrams lost; null while images go over TCP.")]
+    rtt_ms: Annotated[
+        float | None, Meta(description="Round trip of datagrams, without the datacenter's work; null over TCP.")
+    ]
+
+
+class ListedCertificates(msgspec.Struct, frozen=True):
     """The images that the guarantees rest on: those of the profile, or the site's own."""
+
+    basis: Annotated[str, Meta(description="`labelled` or `agreement`.")]
+    n: Annotated[int, Meta(description="Images.")]
+    as_of: Annotated[str | None, Meta(description="The date of a site's certificates.")]
+    data: Annotated[dict[str, str] | None, Meta(description="`name` and `sha256` of the images.")]
+
+
+class ListedTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """What a target guarantees and costs. Without a datacenter, the edge's own values."""
+
+    target: Annotated[dict[str, float | str], Meta(description="The field that asks for it.")]
+    max_drop: Annotated[Fraction | None, Meta(description="Accuracy below the reference stage's, at most.")]
+    max_disagreement: Annotated[
+        Fraction | UnsetType,
+        Meta(description="Mean disagreement with the reference stage, at most; absent where a drop is certified."),
+    ] = UNSET
+    min_accuracy: Annotated[
+        Fraction | None, Meta(description="The accuracy that the drop makes certain; null where it is not known.")
+    ]
+    status: Annotated[AccuracyStatus, Meta(description="In this caller's own stream; named streams have their own.")]
+    suspended: Annotated[bool, Meta(description="Whether the status is `suspended`.")]
+    basis: Annotated[Basis, Meta(description="What the status rests on.")]
+    delta: Annotated[Fraction | None, Meta(description="Probability that the certificate is wrong, at most.")]
+    n: Annotated[int | None, Meta(description="Images that the certificate was tested on.")]
+    escalation: Annotated[Fraction, Meta(description="Share that leaves the edge, in traffic as certified.")]
+    to_best: Annotated[Fraction, Meta(description="Share that the reference stage answers.")]
+    intermediate: Annotated[str | None, Meta(description="The stage that answers the rest of what leaves the edge.")]
+    expected_latency_ms: Annotated[
+        float | None, Meta(description="The mean that the node has measured; null before the first image.")
+    ]
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What can be asked for, and what it costs."""
+
+    task: Annotated[str, Meta(description="The task's name.")]
+    policy: Annotated[str, Meta(description="Who decides: `hawkvision`, or a baseline that it is compared with.")]
+    edge: Annotated[StageAccuracy, Meta(description="The edge stage.")]
+    best: Annotated[StageAccuracy, Meta(description="The reference stage.")]
+    datacenter: Annotated[ListedDatacenter | None, Meta(description="Null for a node without one.")]
+    certificates_valid: Annotated[bool, Meta(description="Whether the certificates are for the models that run.")]
+    certificates: Annotated[ListedCertificates, Meta(description="What the guarantees rest on.")]
+    maximum_min_accuracy: Annotated[Fraction, Meta(description="The highest `min_accuracy` that can be asked for.")]
+    targets: Annotated[list[ListedTarget], Meta(description="Some targets; others may be asked for too.")]
+
+
+def describe_targets(node: EdgeNode, caller: str = "") -> Targets:
+    """The node's cascade and, per target, its guarantee and its cost in this caller's own stream."""
+    policy = node.policy
+    return Targets(
+        task=node.task,
+        policy=HAWKVISION if node.baseline is None else node.baseline.name,
+        edge=StageAccuracy(node.stage.name, _accuracy(policy.edge_accuracy)),
+        best=StageAccuracy(node.best, _accuracy(policy.best_accuracy)),
+        datacenter=None if node.datacenter is None else _datacenter(node.datacenter),
+        certificates_valid=node.guarantees.certificates_valid,
+        certificates=_certificates(node),
+        maximum_min_accuracy=policy.maximum_accuracy,
+        targets=[_target(node, target, caller) for target in LISTED_TARGETS],
+    )
+
+
+def _datacenter(datacenter: DatacenterClient) -> ListedDatacenter:
+    rtt_s = datacenter.rtt_s
+    return ListedDatacenter(
+        datacenter.url,
+        datacenter.up,
+        datacenter.transport,
+        datacenter.loss,
+        None if rtt_s is None else round(rtt_s * 1e3, 3),
+    )
+
+
+def _certificates(node: EdgeNode) -> ListedCertificates:
     certificate, source = node.policy.certificate, node.guarantees.source
-    return {
-        "basis": "agreement" if certificate.basis == "disagreement" else certificate.basis,
-        "n": certificate.n,
-        "as_of": None if source is None else source.as_of,
-        "data": None if source is None else {"name": source.name, "sha256": source.sha256},
-    }
+    return ListedCertificates(
+        "agreement" if certificate.basis == "disagreement" else certificate.basis,
+        certificate.n,
+        None if source is None else source.as_of,
+        None if source is None else {"name": source.name, "sha256": source.sha256},
+    )
 
 
-def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
+def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     route = node.policy.route(target)
     controllers = node.guarantees.controllers(route, None, caller)
     reachable = node.datacenter is not None or route.escalation == 0.0
@@ -70,21 +143,21 @@ def _target(node: EdgeNode, target: Target, caller: str) -> dict[str, Any]:
         degraded=not reachable,
         version=node.guarantees.as_certified(route),
     )
-    return {
-        "target": target_fields(target),
-        "max_drop": guarantee.max_drop,
-        **({} if guarantee.max_disagreement is None else {"max_disagreement": guarantee.max_disagreement}),
-        "min_accuracy": _min_accuracy(node, guarantee.max_drop),
-        "status": guarantee.status.value,
-        "suspended": guarantee.status is AccuracyStatus.SUSPENDED,
-        "basis": guarantee.basis.value,
-        "delta": guarantee.delta,
-        "n": guarantee.n,
-        "escalation": route.escalation if node.datacenter else 0.0,
-        "to_best": route.to_best if node.datacenter else 0.0,
-        "intermediate": None if route.intermediate is None else route.intermediate.stage,
-        "expected_latency_ms": _latency(node, route),
-    }
+    return ListedTarget(
+        target=target_fields(target),
+        max_drop=guarantee.max_drop,
+        max_disagreement=UNSET if guarantee.max_disagreement is None else guarantee.max_disagreement,
+        min_accuracy=_min_accuracy(node, guarantee.max_drop),
+        status=guarantee.status,
+        suspended=guarantee.status is AccuracyStatus.SUSPENDED,
+        basis=guarantee.basis,
+        delta=guarantee.delta,
+        n=guarantee.n,
+        escalation=route.escalation if node.datacenter else 0.0,
+        to_best=route.to_best if node.datacenter else 0.0,
+        intermediate=None if route.intermediate is None else route.intermediate.stage,
+        expected_latency_ms=_latency(node, route),
+    )
 
 
 def _min_accuracy(node: EdgeNode, max_drop: float | None) -> float | None:
@@ -107,5 +180,5 @@ def _latency(node: EdgeNode, route: Route) -> float | None:
     return round(total_ms, 3)
 
 
-def _accuracy(accuracy: Any) -> dict[str, Any]:
-    return {"value": accuracy.value, "n": accuracy.n, "low": accuracy.low, "high": accuracy.high}
+def _accuracy(accuracy: MeasuredAccuracy) -> ListedAccuracy:
+    return ListedAccuracy(accuracy.value, accuracy.n, accuracy.low, accuracy.high)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, NotFound, NotReady
@@ -98,26 +101,47 @@ class ServedTasks:
         return f"task {task[:100]!r} is not served here; this node serves {served}"
 
 
-def describe_tasks(tasks: ServedTasks) -> dict[str, Any]:
-    """`GET /v1/tasks`: the tasks, the default first: their kinds, stages, bounds, and why a task is not served."""
-    return {"tasks": [_described(entry) for entry in tasks.entries]}
+class ListedTask(msgspec.Struct, frozen=True):
+    """A task of the node. The fields from `labels` on are absent where it cannot be served."""
+
+    task: Annotated[str, Meta(description="The task's name.")]
+    kind: Annotated[str | None, Meta(description="What its answers are; null if its manifest cannot be read.")]
+    status: Annotated[Literal["ready", "failed"], Meta(description="Whether it is served.")]
+    reason: Annotated[str | UnsetType, Meta(description="Why it cannot be served.")] = UNSET
+    labels: Annotated[int | UnsetType, Meta(description="How many labels there are.")] = UNSET
+    edge: Annotated[str | UnsetType, Meta(description="The edge stage.")] = UNSET
+    best: Annotated[str | UnsetType, Meta(description="The reference stage.")] = UNSET
+    max_queue: Annotated[int | UnsetType, Meta(description="Images that may wait.")] = UNSET
+    memory_bytes: Annotated[int | UnsetType | None, Meta(description="For bodies and decoding.")] = UNSET
+    targets: Annotated[str | UnsetType, Meta(description="The path that lists its targets.")] = UNSET
 
 
-def _described(entry: Entry) -> dict[str, Any]:
+class Tasks(msgspec.Struct, frozen=True):
+    """The tasks of the node and their kinds."""
+
+    tasks: Annotated[list[ListedTask], Meta(description="The default first.")]
+
+
+def describe_tasks(tasks: ServedTasks) -> Tasks:
+    """`GET /v1/tasks`."""
+    return Tasks([_described(entry) for entry in tasks.entries])
+
+
+def _described(entry: Entry) -> ListedTask:
     if isinstance(entry, TaskFailure):
-        return {"task": entry.task, "kind": entry.kind, "status": "failed", "reason": entry.reason}
+        return ListedTask(entry.task, entry.kind, "failed", entry.reason)
     parts = entry.admission.parts
-    return {
-        "task": entry.task,
-        "kind": entry.kind.name,
-        "status": "ready",
-        "labels": len(entry.kind.labels),
-        "edge": entry.stage.name,
-        "best": entry.best,
-        "max_queue": entry.pool.limit,
-        "memory_bytes": None if parts is None else parts.total,
-        "targets": f"/v1/targets?task={entry.task}",
-    }
+    return ListedTask(
+        entry.task,
+        entry.kind.name,
+        "ready",
+        labels=len(entry.kind.labels),
+        edge=entry.stage.name,
+        best=entry.best,
+        max_queue=entry.pool.limit,
+        memory_bytes=None if parts is None else parts.total,
+        targets=f"/v1/targets?task={entry.task}",
+    )
 
 
 def readiness(tasks: ServedTasks, task: str | None, *, with_reasons: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import inspect
 import json
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,11 +64,11 @@ def cli_page() -> str:
 def api_page() -> str:
     """The HTTP API of an edge node."""
     from edge.servers import openapi
-    from edge.servers.answer_schemas import example_answer
-    from edge.servers.api_page import allowed
+    from edge.servers.shared.request_fields import FIELDS
     from hawkvision.tasks.registry import installed_kinds
 
     document = openapi.document()
+    schemas, kinds = document["components"]["schemas"], installed_kinds()
     lines = ["# HTTP API of an edge node", "", MADE_BY, "", document["info"]["description"], ""]
     lines += ["A running node shows this at `/docs`, and as OpenAPI at `/openapi.json`."]
     paths = [
@@ -78,21 +78,29 @@ def api_page() -> str:
         if method != "parameters"
     ]
     lines += ["", "## Paths", "", *_table(("method", "path", "what for"), paths)]
-    infer = document["paths"]["/v1/infer"]["post"]
+    lines += ["", "## Fields of `POST /v1/infer` and its typed forms", ""]
+    lines += [document["paths"]["/v1/infer"]["post"]["description"], ""]
     fields = [
-        (f"`{p['name']}`", allowed(p["schema"]), _code(p["schema"].get("default")), p["description"])
-        for p in infer["parameters"]
+        (f"`{f.name}`", _allowed(f.schema, schemas), _code(f.schema.get("default")), f.description)
+        for f in FIELDS.values()
     ]
-    lines += ["", "## Fields of `POST /v1/infer` and its typed forms", "", infer["description"]]
-    lines += ["", *_table(("field", "allowed", "default", "meaning"), fields)]
-    lines += ["", "## Answer, by kind of task"]
-    for name, kind in installed_kinds().items():
-        if (found := example_answer(kind)) is not None:
-            example = json.dumps(found, indent=2, ensure_ascii=False)
-            lines += ["", f"### {name}", "", "```json", example, "```"]
+    lines += _table(("field", "values", "default", "meaning"), fields)
+    lines += ["", "## Answer", "", "The fields of every answer, and beside them those of its kind of task."]
+    predictions = {kind.prediction.json_type().__name__: kind for kind in kinds.values()}
+    for name, schema in schemas.items():
+        if "properties" not in schema or name in ("Error", "InferHead", "InputTensor", "WantedOutput"):
+            continue
+        lines += ["", f"### {name}", "", schema.get("description", ""), ""]
+        rows = [
+            (f"`{field}`", _allowed(described, schemas), _escaped(described.get("description", "")))
+            for field, described in schema["properties"].items()
+        ]
+        lines += _table(("field", "values", "meaning"), rows)
+        if name in predictions and (example := openapi.example_answer(predictions[name])) is not None:
+            lines += ["", f"An answer of kind `{predictions[name].name}`:", ""]
+            lines += ["```json", json.dumps(example, indent=2, ensure_ascii=False), "```"]
     lines += ["", "## Errors", "", 'Always `{"error": …, "code": …}`.', ""]
-    errors = [(f"`{code}`", said["description"]) for code, said in infer["responses"].items() if code != "200"]
-    lines += _table(("status", "meaning"), errors)
+    lines += _table(("status", "meaning"), [(f"`{status}`", text) for status, text in openapi.ERRORS.items()])
     return "\n".join(lines) + "\n"
 
 
@@ -195,6 +203,28 @@ def _taken(of: Any, info: OptionInfo | ArgumentInfo, default: Any) -> str:
 
 def _values(kind: str, choices: Iterable[str], bounds: str) -> str:
     return ", ".join(f"`{choice}`" for choice in choices) or " ".join(filter(None, (kind.lower(), bounds)))
+
+
+def _allowed(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """The values that a JSON schema allows, in words."""
+    if "anyOf" in schema:
+        return " or ".join(_allowed(each, schemas) for each in schema["anyOf"])
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return _allowed(schemas[name], schemas) if "enum" in schemas[name] else f"[{name}](#{name.lower()})"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("type") == "array":
+        items = schema.get("items") or next(iter(schema["prefixItems"]))
+        return f"list of {_allowed(items, schemas)}"
+    noun = {"integer": "whole number", "string": "text", "boolean": "`true`, `false`"}.get(
+        schema.get("type", ""), schema.get("type", "any")
+    )
+    low = f"from {schema['minimum']:g}" if "minimum" in schema else ""
+    low = f"above {schema['exclusiveMinimum']:g}" if "exclusiveMinimum" in schema else low
+    high = f"to {schema['maximum']:,g}" if "maximum" in schema else ""
+    longest = f"of at most {schema['maxLength']} characters" if "maxLength" in schema else ""
+    return " ".join(filter(None, (noun, low, high, longest)))
 
 
 def _code(value: object) -> str:

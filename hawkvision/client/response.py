@@ -6,24 +6,21 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec import UNSET
 
 from hawkvision.client.request import TARGETS, TimeLimit
 from hawkvision.core import errors
+from hawkvision.core.answer_json import AnswerFields, TargetFields
 from hawkvision.core.errors import BY_CODE, MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
 from hawkvision.core.types import (
     AccuracyGuarantee,
-    AccuracyStatus,
     Answer,
-    Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     Prediction,
     Quality,
-    Reason,
     Target,
-    Tier,
-    Timing,
 )
 
 Reply: TypeAlias = tuple[int, float | None, bytes]
@@ -55,40 +52,7 @@ class OtherPrediction(Prediction, frozen=True):
         return self.fields
 
 
-class _Target(msgspec.Struct, frozen=True):
-    min_accuracy: float | None = None
-    max_accuracy_drop: float | None = None
-    quality: Quality | None = None
-    min_confidence: float | None = None
-
-
-class _Guarantee(msgspec.Struct, frozen=True):
-    target: _Target
-    status: AccuracyStatus
-    basis: Basis
-    max_drop: float | None = None
-    delta: float | None = None
-    n: int | None = None
-    max_disagreement: float | None = None
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    """The form of `Answer.to_json`. Unknown fields, from later nodes, are ignored."""
-
-    id: str
-    task: str
-    model: str
-    tier: Tier
-    escalated: bool
-    reason: Reason | None
-    degraded: bool
-    received_fraction: float
-    accuracy: _Guarantee
-    deadline_met: bool | None
-    timing_ms: Timing
-
-
-_COMMON: Final = frozenset(_Reply.__struct_fields__)
+_COMMON: Final = frozenset(AnswerFields.__struct_fields__)
 
 
 def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> Answer:
@@ -102,7 +66,7 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
         BadReply: naming the key that is missing or malformed.
     """
     try:
-        reply = msgspec.convert(value, _Reply)
+        reply = msgspec.convert(value, AnswerFields)
         if kind is None:
             prediction: Prediction = OtherPrediction({k: v for k, v in value.items() if k not in _COMMON})
         else:
@@ -123,7 +87,7 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
             max_drop=guarantee.max_drop,
             delta=guarantee.delta,
             n=guarantee.n,
-            max_disagreement=guarantee.max_disagreement,
+            max_disagreement=None if guarantee.max_disagreement is UNSET else guarantee.max_disagreement,
         ),
         escalated=reply.escalated,
         reason=reply.reason,
@@ -134,19 +98,21 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
     )
 
 
-def _target(written: _Target) -> Target:
-    given: list[Target] = []
-    if written.min_accuracy is not None:
-        given.append(MinAccuracy(written.min_accuracy))
-    if written.max_accuracy_drop is not None:
-        given.append(MaxAccuracyDrop(written.max_accuracy_drop))
-    if written.min_confidence is not None:
-        given.append(MinConfidence(written.min_confidence))
-    if written.quality is not None:
-        given.append(written.quality)
+_TARGETS: Final = {
+    "min_accuracy": MinAccuracy,
+    "max_accuracy_drop": MaxAccuracyDrop,
+    "min_confidence": MinConfidence,
+    "quality": Quality,
+}
+
+
+def _target(written: TargetFields) -> Target:
+    given = msgspec.to_builtins(written)
     if len(given) != 1:
         raise BadReply(f"answer: accuracy.target: expected exactly one of {', '.join(TARGETS)}, got {len(given)}")
-    return given[0]
+    ((name, value),) = given.items()
+    target: Target = _TARGETS[name](value)
+    return target
 
 
 def error_from_reply(status: int, payload: bytes, retry_after_s: float | None, where: str) -> HawkVisionError:

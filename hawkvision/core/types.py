@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self, TypeAlias
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -182,9 +183,9 @@ class Prediction(msgspec.Struct, frozen=True):
 class LabelledClass(msgspec.Struct, frozen=True):
     """One class with its calibrated probability."""
 
-    label: str
-    index: int
-    confidence: float
+    label: Annotated[str, Meta(description="Its name.")]
+    index: Annotated[int, Meta(description="Its index in the list of labels.")]
+    confidence: Annotated[float, Meta(description="The calibrated probability that it is right.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,14 +220,14 @@ class AccuracyGuarantee:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time per phase in milliseconds. `uplink` is the round trip to the datacenter without `dc`; zero if unused."""
+    """Time per phase in milliseconds; zero for a phase that did not take place."""
 
-    decode: float = 0.0
-    queue: float = 0.0
-    infer: float = 0.0
-    uplink: float = 0.0
-    dc: float = 0.0
-    total: float = 0.0
+    decode: Annotated[float, Meta(description="Decoding the image and scaling it to the model's input.")] = 0.0
+    queue: Annotated[float, Meta(description="Waiting for a worker.")] = 0.0
+    infer: Annotated[float, Meta(description="The edge model.")] = 0.0
+    uplink: Annotated[float, Meta(description="The round trip to the datacenter, without `dc`.")] = 0.0
+    dc: Annotated[float, Meta(description="The datacenter's work.")] = 0.0
+    total: Annotated[float, Meta(description="From the first byte received to the answer.")] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,18 +48,22 @@ OPERATE: Final = frozenset({Scope.OPERATE})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
 """For what clients read before they send images: addresses and the served models."""
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH})
-"""Paths without a key: whether the server is up, and where it listens for datagrams. A client asks for that over plain
-HTTP and must not have to reveal its key there."""
+_DOCS: Final = ("page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js")
+OPEN_PATHS: Final = frozenset(
+    {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH}
+    | {"/docs", *(f"/docs/{name}" for name in _DOCS)}
+)
+"""Paths without a key: whether the server is up, where it listens for datagrams, and the page that asks for a key and
+shows `/openapi.json`. A client asks for the address over plain HTTP and must not have to reveal its key there."""
 
 # Method, path, and scopes; a key must have at least one of these. The first match counts, for both tiers.
 _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
         ("POST", rf"/v1/(classify|detect|infer|vision/detection)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
-        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/tasks|/v2(/.*)?", EITHER),
+        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/tasks|/openapi[.]json|/v2(/.*)?", EITHER),
         ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
-        ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, /docs, /openapi.json, and what is not found
+        ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, and what is not found
         ("HEAD", r".*", OBSERVE),
     )
 )

@@ -227,7 +227,7 @@ def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:
 
         caller = Caller(edge)
         assert caller.get("/healthz").status == caller.get("/readyz").status == 200
-        for path in ("/metrics", "/v1/targets", "/docs"):
+        for path in ("/metrics", "/v1/targets", "/openapi.json"):
             assert caller.get(path).status == 401
         refused = caller.classify(CAT.read_bytes())
         assert (refused.status, refused.json["code"]) == (401, "unauthorized")

@@ -44,20 +44,20 @@ _REQUESTS_OWN: Final = frozenset({"binary_data_output", "timeout", "sequence_id"
 """Known parameters of a request."""
 
 
-class _Wanted(msgspec.Struct, frozen=True):
+class WantedOutput(msgspec.Struct, frozen=True):
     """One entry of a request's `outputs`."""
 
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class _Head(msgspec.Struct, frozen=True):
+class InferHead(msgspec.Struct, frozen=True):
     """The JSON part of a request."""
 
     inputs: list[InputTensor]
     id: str | None = None
     parameters: dict[str, Any] | None = None
-    outputs: list[_Wanted] | None = None
+    outputs: list[WantedOutput] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class InferRequest:
     """Names of unknown parameters, each once."""
 
 
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_head = msgspec.json.Decoder(InferHead).decode
 
 
 @functools.cache
@@ -148,7 +148,7 @@ def json_length(header: str | None, available: int) -> int:
     return int(header)
 
 
-def _read_head(data: bytes) -> _Head:
+def _read_head(data: bytes) -> InferHead:
     if data.count(b",") >= MAX_JSON_VALUES:
         raise BadField(
             f"body: the JSON has more than {MAX_JSON_VALUES} values; send images encoded, in base64 or as binary data"
@@ -235,7 +235,7 @@ def _all_outputs(kind: type[TaskKind[Any]], *, binary: bool) -> tuple[Output, ..
 
 
 def _outputs(
-    kind: type[TaskKind[Any]], listed: Sequence[_Wanted] | None, parameters: Mapping[str, Any]
+    kind: type[TaskKind[Any]], listed: Sequence[WantedOutput] | None, parameters: Mapping[str, Any]
 ) -> tuple[Output, ...]:
     """The requested outputs, in that order; if none is named, all tensors of the kind."""
     binary = _flag("parameters.binary_data_output", parameters.get("binary_data_output", False))
@@ -256,7 +256,7 @@ def _outputs(
 _OUTPUTS_OWN: Final = frozenset({"binary_data", "classification", SHARED_MEMORY})
 
 
-def _output(where: str, wanted: _Wanted, known: Mapping[str, TensorSpec], *, binary: bool) -> Output:
+def _output(where: str, wanted: WantedOutput, known: Mapping[str, TensorSpec], *, binary: bool) -> Output:
     classes: int | None = None
     for name, value in given(wanted.parameters).items():
         parameter = f"{where}.parameters.{name[:40]}"

@@ -99,10 +99,6 @@ class Frontend:
             raise NotReady("the models are still loading, or the node is shutting down")
         return self._tasks
 
-    def served_kinds(self) -> dict[str, str]:
-        """The tasks that are answered now, and the names of their kinds; none while models are loading."""
-        return {} if self._tasks is None else {node.task: node.kind.name for node in self._tasks.nodes}
-
     def authorize(self, authorization: str | None, address: str, needed: Scopes) -> str:
         """The stream of evidence of a request with this Authorization header, see `caller_of`.
 

@@ -120,8 +120,8 @@ FIELDS: Final = {
         Field(
             "quality",
             _one_of(Quality),
-            {"type": "string", "enum": [q.value for q in Quality], "default": "balanced"},
-            "A target class, for callers who do not want to choose a number.",
+            {"type": "string", "enum": [q.value for q in Quality]},
+            "A target class, for callers who do not want to choose a number; without any target: balanced.",
         ),
         Field(
             "min_confidence",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 STAGES_PATH: Final = "/v1/stages"
 TRANSPORT_PATH: Final = "/v1/transport"
@@ -41,17 +42,13 @@ class StageList(msgspec.Struct, frozen=True):
 class DatagramEndpoint(msgspec.Struct, frozen=True):
     """Where the datagram transport listens, on the host that sent this document."""
 
-    port: int
-    """UDP port."""
-    certificate: str
-    """PEM. The server presents the first certificate, which the caller compares bit for bit."""
-    name: str
-    """Server name for the handshake."""
-    version: int
-    """Version of the hello message."""
+    port: Annotated[int, Meta(description="UDP port.")]
+    certificate: Annotated[str, Meta(description="PEM; the first is what the server must present, bit for bit.")]
+    name: Annotated[str, Meta(description="The server name for the handshake.")]
+    version: Annotated[int, Meta(description="Version of the wire format, `hawkvision/transport/WIRE.md`.")]
 
 
 class Transports(msgspec.Struct, frozen=True):
     """The reply to `GET /v1/transport`."""
 
-    datagram: DatagramEndpoint | None = None
+    datagram: Annotated[DatagramEndpoint | None, Meta(description="Null if the server takes no datagrams.")] = None

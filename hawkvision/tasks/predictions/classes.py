@@ -34,12 +34,12 @@ class _Compared(msgspec.Struct, frozen=True):
 
 
 class ClassificationFields(msgspec.Struct, frozen=True):
-    """What answers say of a classification."""
+    """The most probable classes."""
 
-    label: str
-    index: int
-    confidence: float
-    top_k: tuple[LabelledClass, ...]
+    label: Annotated[str, Meta(description="The name of the most probable class.")]
+    index: Annotated[int, Meta(description="Its index in the list of labels.")]
+    confidence: Annotated[float, Meta(description="The calibrated probability that it is right.")]
+    top_k: Annotated[tuple[LabelledClass, ...], Meta(description="The most probable classes, in order.")]
 
 
 class Classification(Prediction, frozen=True):

@@ -14,11 +14,14 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
 
 
 class Counts(Prediction, frozen=True):
-    """Of each region, the number of objects of each group."""
+    """The number of objects of each group in each region."""
 
-    counts: dict[str, dict[str, Count]]
-    confidence: Probability
-    """1 − the expected loss, by the calibrated probabilities of all boxes."""
+    counts: Annotated[
+        dict[str, dict[str, Count]], Meta(description="The number of objects, by region and by group of classes.")
+    ]
+    confidence: Annotated[
+        Probability, Meta(description="1 − the expected loss, by the calibrated probabilities of all boxes.")
+    ]
 
     def summary(self) -> str:
         """See `Prediction.summary`: the counts of each region."""

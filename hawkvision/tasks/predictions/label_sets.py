@@ -25,9 +25,10 @@ TENSORS: Final[Mapping[str, TensorSpec]] = {
 class LabelSet(Prediction, frozen=True):
     """The labels that apply, surest first."""
 
-    labels: tuple[LabelledClass, ...]
-    confidence: float
-    """The expected Jaccard index of the labels, by the calibrated probabilities of all."""
+    labels: Annotated[tuple[LabelledClass, ...], Meta(description="The labels that apply, surest first.")]
+    confidence: Annotated[
+        float, Meta(description="The expected Jaccard index of the labels, by the calibrated probabilities of all.")
+    ]
 
     def summary(self) -> str:
         """See `Prediction.summary`: the labels."""

@@ -28,23 +28,24 @@ TENSORS: Final[Mapping[str, TensorSpec]] = {
 class DetectedObject(msgspec.Struct, frozen=True):
     """One object, with the calibrated probability that its class and its box are right."""
 
-    label: str
-    index: int
-    confidence: float
-    box: tuple[float, float, float, float]
-    """x1, y1, x2, y2: fractions of the width and height of the upright image."""
+    label: Annotated[str, Meta(description="The name of its class.")]
+    index: Annotated[int, Meta(description="The index of its class in the list of labels.")]
+    confidence: Annotated[float, Meta(description="The calibrated probability that class and box are right.")]
+    box: Annotated[
+        tuple[float, float, float, float],
+        Meta(description="x1, y1, x2, y2: fractions of the width and height of the upright image."),
+    ]
 
 
 class Detection(Prediction, frozen=True):
     """The objects of an image, surest first."""
 
-    objects: tuple[DetectedObject, ...]
+    objects: Annotated[tuple[DetectedObject, ...], Meta(description="The objects, surest first.")]
     """At most `MOST`."""
-    confidence: float
-    """The expected F1 of the objects, by the calibrated probabilities of all boxes.
-
-    It is too high where a model misses objects without any box: nothing in its output speaks of them.
-    """
+    confidence: Annotated[
+        float, Meta(description="The expected F1 of the objects, by the calibrated probabilities of all boxes.")
+    ]
+    """It is too high where a model misses objects without any box: nothing in its output speaks of them."""
 
     def summary(self) -> str:
         """See `Prediction.summary`: how many objects of each class."""

@@ -76,7 +76,8 @@ def ask(caller: Caller, key: str, path: str, method: str = "GET") -> Reply:
         ("GET", "/v2/models/imagenet", 200, 200, 403),
         ("GET", "/metrics", 403, 200, 403),
         ("GET", "/v1/targets", 403, 200, 403),
-        ("GET", "/docs", 403, 200, 403),
+        ("GET", "/docs", 200, 200, 200),
+        ("GET", "/openapi.json", 200, 200, 403),
         ("GET", "/nowhere", 403, 404, 403),
         ("POST", "/metrics", 403, 403, 405),
         ("DELETE", "/v1/targets", 403, 403, 405),
@@ -90,7 +91,7 @@ def test_a_key_does_what_its_scopes_allow(
     found = tuple(ask(caller, keys[name], asked, method).status for name in ("camera", "prometheus", "operator"))
     assert found == (camera, prometheus, operator)
     assert ask(caller, SINGLE, asked, method).status not in (401, 403)
-    if asked not in ("/healthz", "/v2/health/ready", "/v1/transport"):
+    if asked not in ("/healthz", "/v2/health/ready", "/v1/transport", "/docs"):
         assert ask(caller, "a-key-that-is-none", asked, method).status == 401
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -13,10 +14,15 @@ from edge.servers import openapi
 from edge.servers.openapi import ERRORS
 from hawkvision.core import errors
 from hawkvision.core.errors import HawkVisionError, RequestError, ServiceError
+from hawkvision.servers.keys import OPEN_PATHS
+from tests.edge.conftest import Caller
 
 DOCUMENT: Final = json.loads(json.dumps(openapi.document()))
 NEVER_LEAVE_A_NODE: Final = {"unreachable", "bad_reply"}
 """Codes of errors that arise in clients."""
+FILES: Final = ("page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js")
+FOREIGN: Final = {"InferHead", "InputTensor", "WantedOutput"}
+"""Schemas whose fields the Open Inference Protocol describes."""
 
 
 def validator(schema: dict[str, Any]) -> Draft202012Validator:
@@ -39,7 +45,9 @@ def test_every_schema_is_valid_and_every_reference_leads_to_one() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     for name, schema in schemas.items():
         Draft202012Validator.check_schema(schema)
-        assert schema.get("type") or schema.get("anyOf"), name
+        assert schema.keys() & {"type", "anyOf", "allOf", "enum"}, name
+        for field, described in schema.get("properties", {}).items():
+            assert name in FOREIGN or described.get("description"), f"{name}.{field} says nothing"
     for each in nested(DOCUMENT):
         if isinstance(reference := each.get("$ref"), str):
             assert reference.rpartition("/")[2] in schemas, reference
@@ -58,6 +66,40 @@ def test_operations_have_names_of_their_own_and_state_the_parameters_of_their_pa
     for path, methods in DOCUMENT["paths"].items():
         declared = {each["name"] for each in methods.get("parameters", ()) if each["in"] == "path"}
         assert declared == ({"task"} if "{task}" in path else set()), path
+
+
+def test_only_a_node_with_keys_asks_for_one() -> None:
+    assert DOCUMENT["security"] == [{"key": []}]
+    assert DOCUMENT["paths"]["/healthz"]["get"]["security"] == []
+    open_node = openapi.document(keys=False)
+    assert "security" not in json.dumps(open_node)
+
+
+@pytest.fixture
+def page(caller: Caller) -> str:
+    return caller.get("/docs").body.decode()
+
+
+def test_the_page_loads_what_it_needs_from_the_node_and_nothing_from_elsewhere(caller: Caller, page: str) -> None:
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert {name for name in loaded if name.startswith("docs/")} == {f"docs/{each}" for each in FILES}
+    assert set(loaded) - {f"docs/{each}" for each in FILES} == {"openapi.json", "data:,"}
+    for name in FILES:
+        reply = caller.get(f"/docs/{name}")
+        assert reply.status == 200
+        assert reply.headers["content-type"].split(";")[0] in ("text/javascript", "text/css")
+        assert f"/docs/{name}" in OPEN_PATHS, "the page asks for the key, and has none yet"
+    policy = caller.get("/docs").headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_description_of_a_node_without_keys_is_served(caller: Caller) -> None:
+    assert caller.get("/openapi.json").json == json.loads(json.dumps(openapi.document(keys=False)))
+
+
+def test_the_licence_of_the_viewer_is_part_of_the_package() -> None:
+    assert "Apache License" in (openapi.SWAGGER_UI / "LICENSE").read_text()
 
 
 def subclasses(error: type[HawkVisionError]) -> Iterator[type[HawkVisionError]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge.serving.targets_listing import describe_targets
+from edge.serving.targets_listing import ListedTarget, describe_targets
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import (
     AccuracyStatus,
@@ -47,10 +47,9 @@ MIDDLING = 2.7
 """A lead that gives a score of about 0.6: `balanced` accepts it from 0.485 on."""
 
 
-def balanced(it: Bench) -> dict[str, object]:
+def balanced(it: Bench) -> ListedTarget:
     """The listing of `balanced`."""
-    listed: list[dict[str, object]] = describe_targets(it.node, ME)["targets"]
-    return next(entry for entry in listed if entry["target"] == {"quality": "balanced"})
+    return next(entry for entry in describe_targets(it.node, ME).targets if entry.target == {"quality": "balanced"})
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
@@ -68,7 +67,7 @@ async def raise_alarm(it: Bench, stream: str | None = None, **fields: Any) -> No
 
 
 def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_raises_escalation(large: Peer) -> None:
-    async def scenario() -> tuple[Answer, Answer, dict[str, object], list[float]]:
+    async def scenario() -> tuple[Answer, Answer, ListedTarget, list[float]]:
         async with bench(large, MIDDLING, audit_share=0.2) as it:
             large.top_k = AGREES
             before = (await many(it, 100))[-1]
@@ -85,7 +84,7 @@ def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_ra
     assert (after.tier, after.reason, after.index) == (Tier.DATACENTER, Reason.LOW_CONFIDENCE, ANSWER_CLASS)
     assert after.accuracy.status is AccuracyStatus.SUSPENDED
     assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
-    assert (listed["status"], listed["suspended"], listed["max_drop"]) == ("suspended", True, None)
+    assert (listed.status, listed.suspended, listed.max_drop) == ("suspended", True, None)
     assert counted == [1.0, 1.0, 0.0]
 
 

@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from edge.serving.targets_listing import describe_targets
+from edge.serving.targets_listing import ListedTarget, describe_targets
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, Quality, Reason, Tier, target_fields
@@ -158,15 +158,16 @@ def test_a_busy_edges_images_go_to_the_best_stage_which_alone_is_certified_for_t
 def test_targets_list_what_an_intermediate_stage_saves_and_what_latency_follows(three: Peer) -> None:
     three.intermediate_score = 0.9
 
-    async def scenario() -> dict[str, object]:
+    async def scenario() -> ListedTarget:
         async with bench(three, UNSURE, intermediate=True) as it:
             await known(it.node)
             await many(it, 32, target=THREE_LEVELS)
             await it.ask(target=Quality.BEST)
-            listed: list[dict[str, object]] = describe_targets(it.node)["targets"]
-            return next(entry for entry in listed if entry["target"] == target_fields(THREE_LEVELS))
+            listed = describe_targets(it.node).targets
+            return next(entry for entry in listed if entry.target == target_fields(THREE_LEVELS))
 
     listed = run(scenario)
-    assert listed["intermediate"] == "medium"
-    assert listed["to_best"] < listed["escalation"]  # type: ignore[operator]
-    assert listed["expected_latency_ms"] > 0.0  # type: ignore[operator]
+    assert listed.intermediate == "medium"
+    assert listed.to_best < listed.escalation
+    assert listed.expected_latency_ms is not None
+    assert listed.expected_latency_ms > 0.0

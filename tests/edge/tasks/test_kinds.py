@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import html
 import http.client
 import json
-import re
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
@@ -319,18 +317,6 @@ def test_while_models_are_loading_pages_say_when_to_ask_again() -> None:
     *refused, docs, health = asyncio.run(scenario())
     assert [(reply.status, reply.headers.get("retry-after")) for reply in refused] == [(503, "1")] * 4
     assert (docs.status, health.status) == (200, 200)
-
-
-def test_the_page_about_the_api_shows_calls_that_the_node_answers() -> None:
-    def calls(port: int) -> tuple[str, list[Reply]]:
-        page = html.unescape(get(port, "/docs").body.decode())
-        asked = re.findall(r"curl --data-binary @cat.jpg 'http://[^/]*(/[^']*)'", page)
-        return page, [post(port, path) for path in asked]
-
-    page, replies = with_node(calls)
-    assert [(reply.status, reply.json["task"]) for reply in replies] == [(200, "digits"), (200, "animals")]
-    assert 'client.classify("cat.jpg"' in page
-    assert "<select name=task><option>digits</option><option>animals</option></select>" in page
 
 
 def test_every_form_of_an_image_may_be_compressed() -> None:

@@ -14,11 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edge.servers.deepstack import MOST, DeepStackRequest, parse, reply
+from edge.servers.deepstack import MOST, parse, reply
 from edge.servers.oip.decoding import PREDICTION, outputs_of, parse_infer
 from edge.servers.oip.encoding import encode_answers
 from hawkvision.core.errors import BadField, RequestError
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, ClassifyRequest, Quality, Tier
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, Quality, Tier
 from hawkvision.tasks.classification import ClassificationKind
 from hawkvision.tasks.counting import CountingKind
 from hawkvision.tasks.detection import DetectionKind
@@ -102,17 +102,17 @@ def test_objects_in_the_form_of_deepstack_are_pixels_of_the_upright_image(
     height, width = size
     image = encode(Image.fromarray(scene(height, width)), "jpeg", exif=oriented(orientation))
     most = data.draw(st.integers(1, MOST))
-    found = reply(DeepStackRequest(ClassifyRequest(), least, most, None), answer, image)
+    found = reply(answer, image, least, most)
     width, height = (height, width) if orientation >= 5 else (width, height)
     objects = [each for each in answer.to_json()["objects"] if each["confidence"] >= least][:most]
-    assert [(each["label"], each["confidence"]) for each in found["predictions"]] == [
+    assert [(each.label, each.confidence) for each in found.predictions] == [
         (each["label"], each["confidence"]) for each in objects
     ]
-    for said, each in zip(found["predictions"], objects, strict=True):
-        assert 0 <= said["x_min"] <= said["x_max"] <= width
-        assert 0 <= said["y_min"] <= said["y_max"] <= height
-        assert abs(said["x_max"] - each["box"][2] * width) <= 0.5
-    assert json.loads(json.dumps(found, allow_nan=False))["success"]
+    for said, each in zip(found.predictions, objects, strict=True):
+        assert 0 <= said.x_min <= said.x_max <= width
+        assert 0 <= said.y_min <= said.y_max <= height
+        assert abs(said.x_max - each["box"][2] * width) <= 0.5
+    assert found.success
 
 
 NAMES = st.sampled_from(["api_key", "min_confidence", "admin_key", "image", "top_k", "task", "deadline_ms"]) | st.text(
@@ -127,10 +127,10 @@ FIELDS = st.lists(st.tuples(st.sampled_from(["query", "multipart"]), NAMES, VALU
 @example([("query", "top_k", "²")], [])
 def test_any_fields_are_a_request_of_deepstack_or_refused(query: Any, fields: Any) -> None:
     try:
-        asked = parse(query, fields)
+        _, least, most, authorization = parse(query, fields)
     except RequestError as error:
         assert isinstance(error, BadField)  # noqa: PT017
         return
-    assert 0.0 <= asked.min_confidence <= 1.0
-    assert asked.most >= 1
-    assert asked.authorization is None or asked.authorization.startswith("Bearer ")
+    assert 0.0 <= least <= 1.0
+    assert most >= 1
+    assert authorization is None or authorization.startswith("Bearer ")
