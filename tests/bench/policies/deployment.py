@@ -13,33 +13,19 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from hawkvision.system.child_server import ServerProcess, running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
-from loadgen.network.profiles import LinkProfile, trace_number
+from loadgen.network.profiles import LinkProfile
 from loadgen.network.tun_link import DISCARD_PORT, TunLink
-from loadgen.workload.record import CLIENT_EDGE
 from tests.bench.policies.baselines.plugin import with_baselines
 
 EDGE_PORT: Final = 8080
 DC_PORT: Final = 8090
 PERFECT: Final = LinkSpec()
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedBytes:
-    """Bytes of whole IP packets that were sent into a link, lost ones, acknowledgements and probes included."""
-
-    up: int
-    down: int
-
-    def since(self, before: CarriedBytes) -> CarriedBytes:
-        """What has been added."""
-        return CarriedBytes(self.up - before.up, self.down - before.down)
 
 
 class Deployment:
@@ -48,12 +34,11 @@ class Deployment:
     Args:
         logs: a folder for what servers say; made if it is missing.
         dc_arguments: of `hawkvision dc up`, in addition.
-        congestion: TCP's congestion control everywhere; None for the kernel's own.
     """
 
-    def __init__(self, logs: Path, dc_arguments: Sequence[str] = (), congestion: str | None = None) -> None:
-        self.near = TunLink(PERFECT, PERFECT, congestion=congestion)
-        self.far = TunLink(PERFECT, PERFECT, congestion=congestion, behind=self.near)
+    def __init__(self, logs: Path, dc_arguments: Sequence[str] = ()) -> None:
+        self.near = TunLink(PERFECT, PERFECT)
+        self.far = TunLink(PERFECT, PERFECT, behind=self.near)
         self.key = secrets.token_hex(16)
         """What callers and the edge must show: the servers listen beyond loopback."""
         self._logs = logs
@@ -121,29 +106,34 @@ class Deployment:
             finally:
                 self._keep(log, node)
 
-    def settle(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None) -> None:
+    def settle(self, client_edge: LinkProfile, edge_dc: LinkProfile) -> None:
         """Links as such profiles usually are, without loss: to start and to connect, so that what servers and kernels
-        learn of a path meanwhile is true. None is a perfect link, which all are at first.
+        learn of a path meanwhile is true.
         """
         for link, profile in ((self.near, client_edge), (self.far, edge_dc)):
-            up, down = (PERFECT, PERFECT) if profile is None else profile.calm()
+            up, down = profile.calm()
             link.set(up=up, down=down)
 
-    def begin(self, client_edge: LinkProfile | None, edge_dc: LinkProfile | None, offset: int = 0) -> None:
-        """From now on the links are like this, at the beginning of a round; None is a perfect one.
+    def be_perfect(self) -> None:
+        """Links as they are at first."""
+        for link in (self.near, self.far):
+            link.set(up=PERFECT, down=PERFECT)
 
-        The links have different traces, and the same ones for the same `offset`. Returns within some milliseconds.
+    def begin(self, client_edge: LinkProfile, edge_dc: LinkProfile, number: int) -> None:
+        """From now on the links are like this, at the beginning of a round.
+
+        The links have different traces, and the same ones for the same round. Returns within some milliseconds.
         """
-        for number, (link, profile) in enumerate(((self.near, client_edge), (self.far, edge_dc))):
-            up, down = (PERFECT, PERFECT) if profile is None else profile.specs(trace_number(offset, number))
+        for place, (link, profile) in enumerate(((self.near, client_edge), (self.far, edge_dc))):
+            up, down = profile.specs(2 * number + place)
             link.set(up=up, down=down)
         for packet, target in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (target, DISCARD_PORT))
 
-    def carried(self, name: str) -> CarriedBytes:
-        """What `CLIENT_EDGE` or `EDGE_DC` was given to carry so far; up is towards the datacenter."""
-        up, down = (self.near if name == CLIENT_EDGE else self.far).counts()
-        return CarriedBytes(up.offered_bytes, down.offered_bytes)
+    def uplink_bytes(self) -> int:
+        """Bytes of whole IP packets that the edge has sent towards the datacenter so far, lost ones included."""
+        up, _ = self.far.counts()
+        return up.offered_bytes
 
     def _keep(self, name: str, server: ServerProcess) -> None:
         said = server.output()

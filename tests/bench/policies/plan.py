@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
 from hawkvision.core.errors import ConfigError
-from loadgen.analysis.compare import MOST_RUNS
 from loadgen.clients.engine import Protocol
-from loadgen.clients.processes import LEAD_S
 from loadgen.commands.options import positive
-from loadgen.network.profiles import LinkProfile, load_profile, names, trace_number
+from loadgen.network.profiles import LinkProfile, load_profile, names
 from loadgen.workload import target_mix
-from loadgen.workload.arrivals import parse as parse_arrivals
-from loadgen.workload.dataset import SPLITS
-from loadgen.workload.record import CLIENT_EDGE, EDGE_DC, TargetClass
+from loadgen.workload.record import TargetClass
 
 Transport: TypeAlias = Literal["tcp", "datagram", "uplink"]
 """Of a policy: TCP everywhere, datagrams everywhere, or HTTP to the edge and from there what it finds best."""
@@ -35,9 +31,6 @@ ADJUSTABLE: Final = "static"
 """The policy that may be tested with thresholds: `static@0.55`. Any may be with another edge model: `split@NAME`."""
 VARIANT: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 """A model's name, as manifests have it."""
-PLACES: Final = (CLIENT_EDGE, EDGE_DC)
-KINDS: Final = ("poisson", "constant", "bursty", "diurnal")
-"""Of arrivals; of those that have a rate."""
 DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
 
 
@@ -77,54 +70,28 @@ class PolicyPlan:
 
     contenders: tuple[PolicyContender, ...]
     links: tuple[LinkProfile, ...]
-    where: tuple[str, ...]
     client_link: LinkProfile | None
     """Between client and edge, in the place of the link that is tested."""
-    rates: tuple[float, ...]
-    arrivals: str
-    """Of what kind, as `loadgen.workload.arrivals` writes it but for the rate: `bursty,ratio=8`."""
+    rate: float
     classes: list[TargetClass]
     deadline_ms: float
     duration_s: float
     warm_up_s: float
     rounds: int
     seed: int
-    timeout_s: float
     out: Path
 
-    def profiles(self, link: LinkProfile) -> dict[str, LinkProfile | None]:
-        """What is where while a link is tested, in the order of `PLACES`; None is a perfect link."""
-        near = link if self.client_link is None else self.client_link
-        return {
-            place: profile if place in self.where else None for place, profile in zip(PLACES, (near, link), strict=True)
-        }
-
-    def unseen(self, link: LinkProfile) -> list[str]:
-        """Phases of a link trace that are never on while something counts: nothing can be said of them."""
-        seen = {
-            name
-            for place, profile in enumerate(self.profiles(link).values())
-            if profile is link
-            for number in range(self.rounds)
-            for name in profile.phases_between(
-                LEAD_S + self.warm_up_s, LEAD_S + self.duration_s, trace_number(number, place)
-            )
-        }
-        return [phase.name for phase in link.phases if phase.name not in seen]
-
-    def schedule(self, rate: float) -> str:
-        """Of a contender at a rate, as `loadgen.workload.arrivals.parse` reads it."""
-        return _schedule(self.arrivals, rate)
+    def profiles(self, link: LinkProfile) -> tuple[LinkProfile, LinkProfile]:
+        """Between client and edge, and between edge and datacenter, while a link is tested."""
+        return (link if self.client_link is None else self.client_link), link
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m tests.bench.policies`."""
     parser.add_argument("--data", required=True, help="labelled images: npz file, or a directory per class")
     parser.add_argument("--task", default="imagenet")
-    parser.add_argument("--split", choices=SPLITS, default="auto")
     parser.add_argument("--limit", type=int, help="use only so many images, evenly spread")
     parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help=f"{', '.join(names())}, or TOML files")
-    parser.add_argument("--where", default=",".join(PLACES), help="where the link is; elsewhere is a perfect one")
     parser.add_argument("--client-link", metavar="LINK", help="between client and edge, in the place of --links")
     parser.add_argument(
         "--policies",
@@ -140,25 +107,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "datacenter alone), comma-separated; the others go by TCP (default: %(default)s)",
     )
     parser.add_argument("--targets", default=DEFAULT_TARGETS)
-    parser.add_argument("--rate", type=float, action="append", help="requests per second, may be given again; 8 and 15")
-    parser.add_argument(
-        "--arrivals",
-        default="poisson",
-        metavar="KIND",
-        help="at each rate: constant, bursty[,ratio=8,dwell_s=2] or diurnal[,swing=0.8,period_s=…]; "
-        "default: %(default)s",
-    )
+    parser.add_argument("--rate", type=float, default=8.0, help="requests per second, at random; default: %(default)s")
     parser.add_argument("--deadline-ms", type=float, default=100.0)
     parser.add_argument("--duration-s", type=float, default=60.0, help="per policy and round, warm-up included")
     parser.add_argument("--warm-up-s", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--timeout-s", type=float, default=10.0, help="of one request")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-noise", action="store_true", help="do not measure the generator first")
-    parser.add_argument("--congestion", help="TCP's congestion control; default: the kernel's")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--backend", choices=("auto", "onnxruntime", "noop"), default="auto", help=argparse.SUPPRESS)
-    parser.add_argument("--models-dir", type=Path)
 
 
 def read_plan(given: argparse.Namespace) -> PolicyPlan:
@@ -167,9 +123,8 @@ def read_plan(given: argparse.Namespace) -> PolicyPlan:
     Raises:
         ConfigError: naming the option that does not fit.
     """
-    rates = tuple(given.rate or (8.0, 15.0))
-    for option, value in (("--deadline-ms", given.deadline_ms), ("--timeout-s", given.timeout_s), *_named(rates)):
-        positive(option, value)
+    positive("--deadline-ms", given.deadline_ms)
+    positive("--rate", given.rate)
     if not 0.0 <= given.warm_up_s < given.duration_s:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     if given.rounds < 1 or given.seed < 0:
@@ -177,36 +132,16 @@ def read_plan(given: argparse.Namespace) -> PolicyPlan:
     return PolicyPlan(
         contenders=contenders(_words(given.policies), given.transport),
         links=tuple(load_profile(name) for name in _words(given.links)),
-        where=_known("--where", _words(given.where), PLACES),
         client_link=None if given.client_link is None else load_profile(given.client_link),
-        rates=rates,
-        arrivals=_arrivals(given.arrivals, rates),
+        rate=given.rate,
         classes=target_mix.parse(given.targets, given.deadline_ms),
         deadline_ms=given.deadline_ms,
         duration_s=given.duration_s,
         warm_up_s=given.warm_up_s,
         rounds=given.rounds,
         seed=given.seed,
-        timeout_s=given.timeout_s,
         out=given.out,
     )
-
-
-def _schedule(arrivals: str, rate: float) -> str:
-    kind, comma, settings = arrivals.partition(",")
-    return f"{kind}:{rate:g}{comma}{settings}"
-
-
-def _arrivals(given: str, rates: Sequence[float]) -> str:
-    """What was given, if it makes a schedule of every rate.
-
-    Raises:
-        ConfigError: if it does not.
-    """
-    _known("--arrivals", (given.partition(",")[0],), KINDS)
-    for rate in rates:
-        parse_arrivals(_schedule(given, rate))
-    return given
 
 
 def contenders(words: Sequence[str], transports: str) -> tuple[PolicyContender, ...]:
@@ -218,7 +153,7 @@ def contenders(words: Sequence[str], transports: str) -> tuple[PolicyContender, 
         transports: as `--transport` says.
 
     Raises:
-        ConfigError: for an unknown policy, setting or transport, or more contenders than a page shows.
+        ConfigError: for an unknown policy, setting or transport, or one that comes twice.
     """
     plain = [word.removesuffix(FALLBACK) for word in words]
     ends = [word[len(each) :] for word, each in zip(words, plain, strict=True)]
@@ -246,8 +181,6 @@ def contenders(words: Sequence[str], transports: str) -> tuple[PolicyContender, 
         found.append(PolicyContender(name, policy, transport_, threshold, variant, bool(end)))
         if name == "hawkvision" and transport_ != "tcp":
             found.append(PolicyContender("hawkvision-tcp", policy, "tcp"))
-    if len(found) > MOST_RUNS:
-        raise ConfigError(f"--policies: expected at most {MOST_RUNS} contenders, which a page shows; got {len(found)}")
     return tuple(found)
 
 
@@ -280,10 +213,6 @@ def _written(value: float | str) -> str:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _named(rates: Sequence[float]) -> list[tuple[str, float]]:
-    return [("--rate", rate) for rate in rates]
 
 
 def _known(option: str, words: Sequence[str], known: Sequence[str], *, once: bool = True) -> tuple[str, ...]:
