@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import EdgeStage, StagePrediction, check_stage
@@ -51,6 +51,11 @@ if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
 
 log = logging.getLogger("hawkvision.edge")
+
+DATACENTER_CONNECTIONS: Final = 32
+"""HTTP connections to the datacenter; further escalations wait for a free one."""
+DATACENTER_TIMEOUT_S: Final = 10.0
+"""Longest wait for the datacenter, for requests without a deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ def make_context(
     policy, intermediate = certification.policy, certification.policy.pair.intermediate
     url = None if datacenter is None else datacenter.url
     served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
-    timeout_s, share = config.datacenter_timeout_s, config.audit_share
+    timeout_s, share = DATACENTER_TIMEOUT_S, config.audit_share
     draws = draws or random.Random()  # noqa: S311
     return ServingContext(
         task=config.task,
@@ -226,7 +231,7 @@ def _datacenter_client(
     return DatacenterClient(
         config.datacenter_url,
         config.datacenter_api_key,
-        config.datacenter_connections,
+        DATACENTER_CONNECTIONS,
         components.stage.kind,
         shared.clock,
         transport=config.datacenter_transport,

@@ -32,9 +32,8 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.access import is_loopback
-from hawkvision.core.settings.arguments import EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.settings.load import settings_of_tasks
+from hawkvision.core.settings.load import read_command_line, settings_of_tasks
 from hawkvision.imaging.decoding_cost import DecodingRates
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
@@ -247,7 +246,7 @@ def run(argv: Sequence[str]) -> int:
     """Run a node from a command line. The exit status is 0 after a clean stop, and 1 after a printed error."""
     logs.configure()  # until the settings are read
     try:
-        config = parse_arguments(EdgeConfig, *EDGE_UP, argv)
+        config = read_command_line(EdgeConfig, argv, "hawkvision edge up", "Start an edge node.")
         logs.configure(config.log_level, config.log_format)
         logs.adopt("python_multipart", logging.ERROR)  # it warns of each malformed form, which its caller is told
         if not is_loopback(config.host) and config.tls_certificate is None:

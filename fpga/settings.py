@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.settings.config import EdgeConfig, Millis, Word
+from hawkvision.core.settings.config import EdgeConfig, Millis, Word, topic
 from hawkvision.core.settings.package_settings import SettingsGroup
+
+FPGA: Final = topic("FPGA")
 
 
 class FpgaSettings(
@@ -18,18 +19,22 @@ class FpgaSettings(
 ):
     """The settings of an FPGA backend, in addition to its model."""
 
-    # == FPGA ==
-    device: Word | None = None
-    """Address of the device for `fpga-device` and `fpga-offload`: `udp://HOST:PORT` or `serial:/dev/NAME[?baud=N]`."""
-    report: Path | None = None
-    """Report of the device's build (`hawkvision fpga build`): its folding, clock and estimated energy are used."""
-    folding: Path | None = None
-    """A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device."""
-    clock_mhz: Annotated[float, Meta(gt=0.0, le=10_000.0)] | None = None
-    """A clock in place of the report's; without both, cycles are not converted to seconds."""
-    deadline_ms: Millis | None = None
-    """With `fpga-offload`: the time within which 99 of 100 images are answered; None: 50. A device that misses it
-    gets fewer images."""
+    # fmt: off
+    device: Annotated[Word | None, FPGA(
+        "Address of the device for `fpga-device` and `fpga-offload`: `udp://HOST:PORT` or "
+        "`serial:/dev/NAME[?baud=N]`.")] = None
+    report: Annotated[Path | None, FPGA(
+        "Report of the device's build (`hawkvision fpga build`): its folding, clock and estimated energy are "
+        "used.")] = None
+    folding: Annotated[Path | None, FPGA(
+        "A folding in place of the report's; without both, `fpga-sim` takes the fastest for the middle device.")] = None
+    clock_mhz: Annotated[float, FPGA(
+        "A clock in place of the report's; without both, cycles are not converted to seconds.",
+        gt=0.0, le=10_000.0)] | None = None
+    deadline_ms: Annotated[Millis | None, FPGA(
+        "With `fpga-offload`: the time within which 99 of 100 images are answered; None: 50. A device that misses it "
+        "gets fewer images.")] = None
+    # fmt: on
 
 
 def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:

@@ -45,7 +45,7 @@ MOST_UNDER_WAY: Final = 16
 MOST_BYTES: Final = 40_000_000
 """Audits that are sent or wait for their turn, and bytes of their images."""
 MAX_WAIT_S: Final = 5.0
-"""Longest wait for an audit, or `datacenter_timeout_s` if that is shorter."""
+"""Longest wait for an audit, or for an answer if that is shorter."""
 
 
 class Accepted(NamedTuple):

@@ -74,7 +74,7 @@ def files_of(config: EdgeConfig) -> tuple[Path, ...]:
     found = [folder / "manifest.toml", config.profile or folder / "profile.json"]
     if config.certificates is not None:
         found.append(config.certificates)
-    return (*found, equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
+    return (*found, equivalences_path(None, cache_dir(config.cache_dir), config.task))
 
 
 def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: MakePolicy | None = None) -> Certification:
@@ -95,7 +95,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
         policy = Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
     else:
         policy = make_policy(profile, name, manifest.best, alone=alone, site=site)
-    checks = load_equivalences(equivalences_path(config.equivalences, cache_dir(config.cache_dir), config.task))
+    checks = load_equivalences(equivalences_path(None, cache_dir(config.cache_dir), config.task))
     stages = {stage.name: stage.fingerprint for stage in profile.stages}
     source = Source(*profile.certified_on, None)
     if site is not None:

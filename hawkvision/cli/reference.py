@@ -18,14 +18,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.models import ArgumentInfo, OptionInfo
 
+from hawkvision.core.command_line import Option
+
 MADE_BY: Final = "<!-- Made by `python -m hawkvision.cli.reference docs/reference`; do not edit. -->"
 
 
 def settings_page() -> str:
     """Every setting of both servers."""
     from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-    from hawkvision.core.settings.descriptions import settings_of, topics_of
-    from hawkvision.core.settings.load import section_of, structs_of
+    from hawkvision.core.settings.load import SECTIONS, settings_of
 
     lines = [
         "# Settings",
@@ -37,9 +38,12 @@ def settings_page() -> str:
         "`[edge]`.",
     ]
     for kind, title in ((EdgeConfig, "Edge node"), (DatacenterConfig, "Datacenter tier")):
-        section, prefix = section_of(kind)
+        section, prefix = SECTIONS[kind]
         lines += ["", f"## {title}", "", f"Section `[{section}]`, variables `{prefix}*`."]
-        for topic, settings in topics_of(settings_of(*structs_of(kind))).items():
+        topics: dict[str, list[Option]] = {}
+        for setting in settings_of(kind):
+            topics.setdefault(setting.topic, []).append(setting)
+        for topic, settings in topics.items():
             rows = (
                 (f"`{s.name}`", _values(s.kind, s.choices, s.bounds), f"`{s.shown_default}`", s.description)
                 for s in settings
@@ -140,12 +144,10 @@ def commands() -> Iterator[tuple[str, TyperCommand]]:
     from fpga.cli import app as fpga_app
     from fpga.offload.cli import app as plan_app
     from hawkvision.cli import app
-    from hawkvision.cli.servers import server_commands
 
     elsewhere: dict[str, Any] = {
         "hawkvision fpga": typer.main.get_command(fpga_app),
         "hawkvision plan": typer.main.get_command(plan_app),
-        **{command.prog: command.command for command in server_commands()},
     }
 
     def below(name: str, command: Any) -> Iterator[tuple[str, TyperCommand]]:

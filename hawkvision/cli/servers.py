@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hawkvision.cli.options import PASS_ON, CacheDir, ModelsDir, Profile
-
-if TYPE_CHECKING:
-    from hawkvision.core.settings.server_command import ServerCommand
 
 edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
 dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
@@ -68,11 +65,12 @@ def dc_up(context: typer.Context) -> None:
 def dc_deploy(context: typer.Context) -> None:
     """Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings."""
     from hawkvision.core.errors import ConfigError
-    from hawkvision.core.settings.arguments import DC_DEPLOY, parse_arguments
     from hawkvision.core.settings.config import DatacenterConfig
+    from hawkvision.core.settings.load import read_command_line
     from hawkvision.datacenter.cluster import deploy
 
-    config = parse_arguments(DatacenterConfig, *DC_DEPLOY, context.args)
+    description = "Deploy the datacenter tier to a running Ray cluster."
+    config = read_command_line(DatacenterConfig, context.args, "hawkvision dc deploy", description)
     if config.address is None:
         raise ConfigError("dc.address is not set: expected --address of a running Ray cluster, or 'auto'")
     deploy(config, config.address)
@@ -96,16 +94,3 @@ def dc_drain(
     from hawkvision.datacenter.drain import drain
 
     typer.echo(f"drained: {drain(address, node, limit_s)}")
-
-
-def server_commands() -> tuple[ServerCommand, ...]:
-    """The command lines that take the settings of a server."""
-    from hawkvision.core.settings.arguments import DC_DEPLOY, DC_UP, EDGE_UP
-    from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-    from hawkvision.core.settings.server_command import ServerCommand
-
-    return (
-        ServerCommand(EdgeConfig, *EDGE_UP),
-        ServerCommand(DatacenterConfig, *DC_UP),
-        ServerCommand(DatacenterConfig, *DC_DEPLOY),
-    )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 WITH_PARENT: Final = "--with-parent"
+DESCRIPTION: Final = "Start a datacenter tier on this machine, Ray included."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported after the signal handlers are set, because the imports take a second.
     from hawkvision.core import logs
     from hawkvision.core.errors import HawkVisionError
-    from hawkvision.core.settings.arguments import DC_UP, parse_arguments
     from hawkvision.core.settings.config import DatacenterConfig
+    from hawkvision.core.settings.load import read_command_line
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.system.child_server import stop_with_parent
     from hawkvision.system.closed_output import quiet_without_reader
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure()  # until the settings are read
     try:
         with quiet_without_reader():
-            config = parse_arguments(DatacenterConfig, *DC_UP, words)
+            config = read_command_line(DatacenterConfig, words, "hawkvision dc up", DESCRIPTION)
             logs.configure(config.log_level, config.log_format)
             warn_if_allowed()
             return launch(config, stopping)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hawkvision.datacenter")
 
+DEPLOY_TIMEOUT_S: Final = 600.0
+"""For each stage to have a replica. The cluster goes on if it passes."""
 _POLL_S: Final = 0.5
 
 
@@ -39,7 +41,7 @@ def deploy(config: DatacenterConfig, address: str) -> None:
     Raises:
         ConfigError: if the stages are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
         BackendError: if a task cannot be served there, with the reason; once all others are, if there are any. Or if
-            they are not ready within `config.deploy_timeout_s`.
+            they are not ready within `DEPLOY_TIMEOUT_S`.
     """
     check_ray()
     check_address(address)
@@ -83,7 +85,7 @@ def _wait_until_ready(config: DatacenterConfig, catalogs: Mapping[str, Catalog |
     # On the cluster: the ingress can be called from there, and perhaps not from here (ray://).
     asked = ray.remote(num_cpus=0)(task_states_blocking)
     progress = Progress(config, catalogs)
-    ends = time.monotonic() + config.deploy_timeout_s
+    ends = time.monotonic() + DEPLOY_TIMEOUT_S
     shown = None
     while True:
         waits_for: str | None = "Serve starts its replicas"
@@ -97,7 +99,7 @@ def _wait_until_ready(config: DatacenterConfig, catalogs: Mapping[str, Catalog |
             log.info("%s: %s", config.app_name, waits_for)
             shown = waits_for
         if time.monotonic() > ends:
-            raise BackendError(f"{config.app_name!r} is not ready after {config.deploy_timeout_s:g} s: {waits_for}")
+            raise BackendError(f"{config.app_name!r} is not ready after {DEPLOY_TIMEOUT_S:g} s: {waits_for}")
         time.sleep(_POLL_S)
 
 

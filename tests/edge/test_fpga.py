@@ -21,8 +21,8 @@ from fpga.compiler.folding import Folding, StageFolding, format_folding, interva
 from fpga.device.framing import MAX_FRAME
 from fpga.device.host_session import MAX_ATTEMPTS
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
-from hawkvision.core.settings.arguments import parse_arguments
 from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.load import read_command_line
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate
@@ -76,7 +76,7 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Cascade:
 
 
 def settings(*arguments: str) -> EdgeConfig:
-    return parse_arguments(EdgeConfig, "edge", "", arguments)
+    return read_command_line(EdgeConfig, arguments, "edge", "")
 
 
 def images(n: int) -> list[bytes]:

@@ -25,7 +25,7 @@ def test_the_console_script_runs_this_module() -> None:
 
 
 @pytest.mark.parametrize("server", ["edge", "dc"])
-def test_a_server_reads_its_words_without_typer(server: str) -> None:
+def test_a_server_reads_its_words(server: str) -> None:
     ran = run(server, "up", "--port", "70000")
     assert ran.returncode == 1
     assert "error: command line: Expected `int` <= 65535 - at `$.port`" in ran.stderr
@@ -45,12 +45,11 @@ def test_a_node_without_a_datacenter_imports_no_client_of_one() -> None:
 
 
 @pytest.mark.parametrize("server", ["edge", "dc"])
-def test_a_server_explains_itself_with_typer(server: str) -> None:
+def test_a_server_explains_itself(server: str) -> None:
     ran = run(server, "up", "--help")
     assert ran.returncode == 0
-    assert f"Usage: hawkvision {server} up" in ran.stdout
-    assert "typer" in ran.stderr
+    assert f"usage: hawkvision {server} up" in ran.stdout
 
 
-def test_other_commands_are_typers() -> None:
+def test_the_version_is_printed() -> None:
     assert run("--version").stdout == f"hawkvision {__version__}\n"

@@ -1,30 +1,30 @@
 """Reads the settings of a server: defaults, then a TOML file, then `HAWKVISION_*` variables, then the command line.
 
+Settings are declared as the options of commands are (`hawkvision.core.command_line`), and one option sets each.
+
 An unknown key is an error that names the key and its place.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
 import tomllib
-import types
-import typing
+from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from hawkvision.core.advice import remember
+from hawkvision.core.command_line import Option, options_of, parser, path_of
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.key_text import clean_key, own_key
 from hawkvision.core.server_url import check_route_prefix, check_server_url
 from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.kubernetes_variables import without_service_links
 from hawkvision.core.settings.package_settings import (
     BACKEND_ENTRY_POINTS,
     BACKENDS,
@@ -36,21 +36,65 @@ from hawkvision.core.settings.package_settings import (
     policy_names,
     settings_groups,
 )
-from hawkvision.core.settings.scaling import check_scaling
 from hawkvision.core.settings.task_settings import check_tasks, of_each_task, superseding
 from hawkvision.core.text_files import read_text
 
 log = logging.getLogger("hawkvision.core.settings.load")
 
+FEATURES: Final = "features"
+"""The field of a server's settings that holds those of its features; not a setting itself."""
+
 ConfigT = TypeVar("ConfigT", EdgeConfig, DatacenterConfig)
 
-_SECTIONS: dict[type, tuple[Section, str]] = {
+SECTIONS: dict[type, tuple[Section, str]] = {
     EdgeConfig: ("edge", "HAWKVISION_EDGE_"),
     DatacenterConfig: ("dc", "HAWKVISION_DC_"),
 }
 
 
 _APP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_SERVICE_LINK: Final = re.compile(
+    r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Endings of variables that only Kubernetes sets, for a service."""
+_SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+
+
+def read_command_line(kind: type[ConfigT], words: Sequence[str], prog: str, description: str) -> ConfigT:
+    """The settings of one server from its command line, the environment and the file that `--config` names.
+
+    Raises:
+        ConfigError: as `load_config`.
+        SystemExit: 0 after `--help`, 2 for words that are no options.
+    """
+    given = vars(server_parser(kind, prog, description).parse_args(words))
+    path = given.pop("config", None)
+    lists = {option.name for option in settings_of(kind) if option.kind == "LIST"}
+    return load_config(
+        kind,
+        None if path is None else Path(path),
+        {name: _listed(text) if name in lists else text for name, text in given.items()},
+    )
+
+
+def server_parser(kind: type[ConfigT], prog: str, description: str) -> ArgumentParser:
+    """The parser of a command line with an option for each setting of a server."""
+    section, prefix = SECTIONS[kind]
+    description = (
+        f"{description}\n\nEach setting is an option, a variable {prefix}NAME, or a key of the section [{section}] of\n"
+        "a TOML file; the command line wins over variables, and these over the file."
+    )
+    return parser(prog, description, (*options_of(_file), *settings_of(kind)), switches_take_values=True)
+
+
+def _file(*, config: Annotated[Path | None, msgspec.Meta(description="TOML file with the settings.")] = None) -> None:
+    """Declares the option of all servers that is no setting."""
+
+
+def settings_of(kind: type[ServerSettings]) -> tuple[Option, ...]:
+    """Every setting of a server, its features' included."""
+    structs: tuple[Any, ...] = (kind, *(group.kind for group in settings_groups(SECTIONS[kind][0])))
+    return tuple(option for struct in structs for option in options_of(struct) if option.name != FEATURES)
 
 
 def load_config(
@@ -64,18 +108,16 @@ def load_config(
     Raises:
         ConfigError: for a missing file, an unknown key or a bad value; names source and key.
     """
-    section, prefix = _SECTIONS[kind]
+    section, prefix = SECTIONS[kind]
     values: dict[str, Any] = {}
     if path is not None:
         where = f"{path}: [{section}]"
         values = _merged(kind, values, _file_section(path, section), where)
         _convert(kind, values, where)
     environ = os.environ if environ is None else environ
-    settings, links = without_service_links(environ, prefix)
-    if links:
-        log.warning("%s: ignored, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links)))
-    words = {name.lower(): text for name, text in settings.items()}
-    listed = {key: _listed(text) if _is_tuple(kind, key) else text for key, text in words.items()}
+    words = _from_environment(environ, prefix)
+    lists = {option.name for option in settings_of(kind) if option.kind == "LIST"}
+    listed = {key: _listed(text) if key in lists else text for key, text in words.items()}
     values = _merged(kind, values, listed, f"environment {prefix}*")
     _convert(kind, values, f"environment {prefix}*")
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
@@ -96,11 +138,9 @@ def load_config(
         _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
-    if isinstance(config, DatacenterConfig):
-        _check_ingress(config)
     check_access(config, section, prefix, loopback=is_loopback(config.host))
     if isinstance(config, DatacenterConfig):
-        check_scaling(config)
+        _check_scaling(config)
     if isinstance(config, EdgeConfig):
         _check_datacenter_tls(config)
     elif config.address is not None and config.tls_certificate is not None:
@@ -150,15 +190,23 @@ def _check_application(config: DatacenterConfig) -> None:
         )
 
 
-def _check_ingress(config: DatacenterConfig) -> None:
-    """Refuse more replicas at least than at most.
+def _check_scaling(config: DatacenterConfig) -> None:
+    """Refuse numbers of replicas and requests that contradict each other.
 
     Raises:
         ConfigError: naming both settings.
     """
-    least, most = config.ingress_min_replicas, config.ingress_max_replicas
-    if least > most:
-        raise ConfigError(f"dc.ingress_min_replicas = {least}: expected at most dc.ingress_max_replicas = {most}")
+    for least, most in (("min_replicas", "max_replicas"), ("ingress_min_replicas", "ingress_max_replicas")):
+        if getattr(config, least) > getattr(config, most):
+            raise ConfigError(
+                f"dc.{least} = {getattr(config, least)}: expected at most dc.{most} = {getattr(config, most)}"
+            )
+    scales = config.min_replicas != config.max_replicas
+    if scales and config.target_ongoing_requests > config.max_ongoing_requests:
+        raise ConfigError(
+            f"dc.target_ongoing_requests = {config.target_ongoing_requests:g}: expected at most "
+            f"dc.max_ongoing_requests = {config.max_ongoing_requests}; no replica gets more, so none would be added"
+        )
 
 
 def chosen_settings(config: ServerSettings) -> dict[str, Any]:
@@ -168,7 +216,7 @@ def chosen_settings(config: ServerSettings) -> dict[str, Any]:
         defaults = type(struct)()
         for field in msgspec.structs.fields(struct):
             value = getattr(struct, field.name)
-            if field.name != "features" and value != getattr(defaults, field.name):
+            if field.name != FEATURES and value != getattr(defaults, field.name):
                 chosen[field.encode_name] = msgspec.to_builtins(value, enc_hook=str)
     return chosen
 
@@ -201,14 +249,24 @@ def _check_datacenter_tls(config: EdgeConfig) -> None:
             raise ConfigError(f"edge.{key} belongs to an edge.datacenter_url of https, got {config.datacenter_url!r}")
 
 
-def section_of(kind: type[EdgeConfig] | type[DatacenterConfig]) -> tuple[Section, str]:
-    """The section of these settings in a file, and the prefix of their variables."""
-    return _SECTIONS[kind]
+def _from_environment(environ: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The variables with this prefix by the names of their settings, without those that Kubernetes sets.
 
-
-def read_words(kind: type[ConfigT], words: Mapping[str, str | None]) -> dict[str, Any]:
-    """Overrides for `load_config` from the words of a command line, where lists are comma-separated."""
-    return {k: _listed(v) if v is not None and _is_tuple(kind, k) else v for k, v in words.items()}
+    With service links, the environment of a pod has `HAWKVISION_EDGE_PORT=tcp://10.43.7.8:80` and similar variables if
+    a service is called `hawkvision-edge` or `hawkvision-edge-…`.
+    """
+    settings, links = dict[str, str](), list[str]()
+    for name, value in environ.items():
+        if name.startswith(prefix):
+            rest = name.removeprefix(prefix)
+            is_port = rest == "PORT" or rest.endswith("_PORT")
+            if _SERVICE_LINK.fullmatch(rest) or (is_port and _SERVICE_ADDRESS.fullmatch(value)):
+                links.append(name)
+            else:
+                settings[rest.lower()] = value
+    if links:
+        log.warning("%s: ignored, Kubernetes sets them for a service (enableServiceLinks)", ", ".join(sorted(links)))
+    return settings
 
 
 def _file_section(path: Path, section: str) -> dict[str, Any]:
@@ -218,7 +276,7 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    known = {name for name, _ in _SECTIONS.values()}
+    known = {name for name, _ in SECTIONS.values()}
     unknown = sorted(set(document) - known)
     if unknown:
         raise ConfigError(f"{path}: unknown section [{unknown[0]}]; expected one of {sorted(known)}")
@@ -229,46 +287,23 @@ def _file_section(path: Path, section: str) -> dict[str, Any]:
 
 
 def _convert(kind: type[ConfigT], values: dict[str, Any], where: str) -> ConfigT:
-    if "features" in values:
-        raise ConfigError(f"{where}: Object contains unknown field `features`")
-    _check_choices(kind, values, where)
+    if FEATURES in values:
+        raise ConfigError(f"{where}: Object contains unknown field `{FEATURES}`")
+    for option in settings_of(kind):
+        if option.choices and (value := values.get(option.name, option.choices[0])) not in option.choices:
+            # msgspec would not list the choices.
+            raise ConfigError(
+                f"{where}: Expected one of {', '.join(option.choices)}, got {value!r} - at `$.{option.name}`"
+            )
     own, features = dict(values), []
     try:
-        for group in settings_groups(_SECTIONS[kind][0]):
+        for group in settings_groups(SECTIONS[kind][0]):
             part = {key: own.pop(key) for key in values if key in group.names}
-            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=_path))
-        config = msgspec.convert(own, kind, strict=False, dec_hook=_path)
+            features.append(msgspec.convert(part, group.kind, strict=False, dec_hook=path_of))
+        config = msgspec.convert(own, kind, strict=False, dec_hook=path_of)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from None
     return msgspec.structs.replace(config, features=tuple(each for each in features if each != type(each)()))
-
-
-def structs_of(kind: type[ServerSettings]) -> list[type[msgspec.Struct]]:
-    """The structs that declare a server's settings: its own and those of features."""
-    return [kind, *(group.kind for group in settings_groups(_SECTIONS[kind][0]))]
-
-
-def _hints(kind: type[ConfigT]) -> dict[str, Any]:
-    """The types of a server's settings, by name."""
-    return {name: hint for struct in structs_of(kind) for name, hint in _hints_of(struct).items()}
-
-
-@functools.cache
-def _hints_of(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    hints = typing.get_type_hints(struct)
-    return {field.encode_name: hints[field.name] for field in msgspec.structs.fields(struct)}
-
-
-def _check_choices(kind: type[ConfigT], values: Mapping[str, Any], where: str) -> None:
-    """Refuse a value that is none of its choices, and list them, which msgspec does not.
-
-    Raises:
-        ConfigError: naming the key, the choices and the value.
-    """
-    for key, hint in _hints(kind).items():
-        if typing.get_origin(hint) is Literal and key in values and values[key] not in typing.get_args(hint):
-            choices = ", ".join(typing.get_args(hint))
-            raise ConfigError(f"{where}: Expected one of {choices}, got {values[key]!r} - at `$.{key}`")
 
 
 def _check_provided(
@@ -289,28 +324,6 @@ def _check_provided(
         )
 
 
-def _path(kind: type, value: object) -> Path:
-    """Convert paths, which msgspec cannot read itself; `~` is a home folder.
-
-    An empty path is an error, because an unset variable in a template must not mean the working folder.
-    """
-    # msgspec adds the key to the message of a ValueError.
-    if kind is not Path or not isinstance(value, str | Path):
-        raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
-    if value == "":
-        raise ValueError("Expected a path, got an empty text")
-    try:
-        return Path(value).expanduser()
-    except RuntimeError as error:  # ~somebody who has no home here
-        raise ValueError(f"{value}: {error}") from None
-
-
 def _listed(text: str) -> list[str]:
     """Split comma-separated words; blanks around them are removed, and an empty text is an empty list."""
     return [word.strip() for word in text.split(",")] if text.strip() else []
-
-
-def _is_tuple(kind: type[ConfigT], key: str) -> bool:
-    hint = _hints(kind).get(key)
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return any(typing.get_origin(option) is tuple for option in options)

@@ -14,7 +14,7 @@ import msgspec
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import EdgeConfig
 
-OF_ONE_TASK: Final = ("variant", "profile", "certificates", "equivalences", "state_file")
+OF_ONE_TASK: Final = ("variant", "profile", "certificates", "state_file")
 """Settings that name something of one task."""
 OF_EACH_TASK: Final = (
     *OF_ONE_TASK,

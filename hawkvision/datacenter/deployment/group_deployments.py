@@ -20,6 +20,9 @@ from hawkvision.datacenter.execution.threads import replica_cpus
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.system.log_relay import configure_worker
 
+SCALE_UP_AFTER_S: Final = 30.0
+SCALE_DOWN_AFTER_S: Final = 600.0
+"""Seconds for which a deployment must need more, or fewer, replicas before Ray Serve changes their number."""
 _HEALTH_PERIOD_S: Final = 1.0
 """How soon Serve notices and replaces a dead replica, instead of 10 s."""
 _HEALTH_TIMEOUT_S: Final = HEALTH_LIMIT_S + 2.0
@@ -106,7 +109,7 @@ def _scale(config: DatacenterConfig) -> dict[str, Any]:
             "min_replicas": config.min_replicas,
             "max_replicas": config.max_replicas,
             "target_ongoing_requests": config.target_ongoing_requests,
-            "upscale_delay_s": config.scale_up_after_s,
-            "downscale_delay_s": config.scale_down_after_s,
+            "upscale_delay_s": SCALE_UP_AFTER_S,
+            "downscale_delay_s": SCALE_DOWN_AFTER_S,
         },
     }

@@ -40,8 +40,7 @@ class _Waiting(Generic[ItemT, ResultT]):
 class Batcher(Generic[ItemT, ResultT]):
     """Runs items through `infer` in batches of at most `max_size`, one batch at a time, first come, first served.
 
-    The caller bounds the queue: a replica admits `max_ongoing_requests` at once. A batch that is not full waits at most
-    `wait_s` for more items once the model is free.
+    The caller bounds the queue: a replica admits `max_ongoing_requests` at once.
     """
 
     def __init__(
@@ -49,12 +48,10 @@ class Batcher(Generic[ItemT, ResultT]):
         infer: Callable[[list[ItemT]], Awaitable[list[ResultT]]],
         *,
         max_size: int,
-        wait_s: float,
         clock: Clock,
     ) -> None:
         self._infer = infer
         self._max_size = max_size
-        self._wait_s = wait_s
         self._clock = clock
         self._waiting: deque[_Waiting[ItemT, ResultT]] = deque()
         self._arrived = asyncio.Event()
@@ -89,8 +86,6 @@ class Batcher(Generic[ItemT, ResultT]):
             await self._arrived.wait()
             if self._stopped:
                 return
-            if self._wait_s > 0.0 and len(self._waiting) < self._max_size:
-                await asyncio.sleep(self._wait_s)
             batch = self._take()
             if batch:
                 await self._infer_batch(batch)

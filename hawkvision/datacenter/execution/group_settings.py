@@ -57,7 +57,6 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precision: OnnxPrecision
     cache_dir: str | None
     max_batch_size: int
-    batch_wait_ms: float
     max_pixels: int
     max_pixels_whole: int
     intra_op_threads: int
@@ -116,7 +115,6 @@ def group_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> 
         precision=config.onnx_precision,
         cache_dir=None if config.cache_dir is None else str(config.cache_dir),
         max_batch_size=config.max_batch_size,
-        batch_wait_ms=config.batch_wait_ms,
         max_pixels=config.max_pixels,
         max_pixels_whole=config.max_pixels_whole,
         intra_op_threads=config.intra_op_threads,
@@ -154,7 +152,6 @@ def load_model(
         OutputDecoder.of(variant, kind),
         inferring,
         max_batch_size=most,
-        batch_wait_s=settings.batch_wait_ms / 1e3,
         backend=backend_name(settings.backend, narrow),
         run=VariantRun.of(variant, sha256_of(data) if data else None, execution),
     )

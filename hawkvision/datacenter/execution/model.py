@@ -59,7 +59,6 @@ class Model:
         threads: Executor,
         *,
         max_batch_size: int,
-        batch_wait_s: float,
         backend: str,
         run: VariantRun,
     ) -> None:
@@ -71,7 +70,6 @@ class Model:
             decoder: makes outputs of the backend's tensors.
             threads: run inference, one batch at a time.
             max_batch_size: requests in a batch.
-            batch_wait_s: the longest that an incomplete batch waits for more requests.
             backend: the backend's name.
             run: what is loaded, for the statement.
 
@@ -91,9 +89,7 @@ class Model:
         self._succeeded_at = time.monotonic()
         self._check: asyncio.Task[object] | None = None
         """The inference of a blank image that runs or waits, for one check or several."""
-        self._batcher: Batcher[_Views, Output] = Batcher(
-            self._infer, max_size=max_batch_size, wait_s=batch_wait_s, clock=MonotonicClock()
-        )
+        self._batcher: Batcher[_Views, Output] = Batcher(self._infer, max_size=max_batch_size, clock=MonotonicClock())
 
     async def infer(
         self, image: ModelInput, views: Augmentation, deadline: Deadline | None, *, alone: bool

@@ -19,7 +19,7 @@ from ray.serve import Application
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.deployment.group_deployments import group_apps
+from hawkvision.datacenter.deployment.group_deployments import SCALE_DOWN_AFTER_S, SCALE_UP_AFTER_S, group_apps
 from hawkvision.datacenter.ingress.replica import DRAIN_S, Ingress, IngressSettings
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 from hawkvision.transport.settings import DatagramSettings
@@ -28,6 +28,10 @@ INGRESS: Final = "ingress"
 """The name of the ingress deployment."""
 _HEALTH_PERIOD_S: Final = 1.0
 """How soon Serve notices and replaces a dead replica, instead of 10 s."""
+_CPUS: Final = 1.0
+"""Cores that Ray reserves for an ingress replica, which has one busy thread."""
+_ONGOING_REQUESTS: Final = 64.0
+"""Ongoing requests per ingress replica that Ray Serve scales for."""
 _DRAIN_CHECK_S: Final = 0.2
 """Between Serve's looks at the requests inside a replica that stops, instead of 2 s."""
 
@@ -78,7 +82,7 @@ def application(
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
         graceful_shutdown_timeout_s=2 * DRAIN_S,
-        ray_actor_options={"num_cpus": config.ingress_num_cpus},
+        ray_actor_options={"num_cpus": _CPUS},
         **_scale(config, launcher),
     ).bind(config, catalogs, groups, None if launcher is None else str(launcher))
 
@@ -98,8 +102,8 @@ def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
         "autoscaling_config": {
             "min_replicas": least,
             "max_replicas": most,
-            "target_ongoing_requests": config.ingress_target_ongoing_requests,
-            "upscale_delay_s": config.scale_up_after_s,
-            "downscale_delay_s": config.scale_down_after_s,
+            "target_ongoing_requests": _ONGOING_REQUESTS,
+            "upscale_delay_s": SCALE_UP_AFTER_S,
+            "downscale_delay_s": SCALE_DOWN_AFTER_S,
         },
     }

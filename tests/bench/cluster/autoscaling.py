@@ -66,7 +66,6 @@ async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
                 await asyncio.to_thread(
                     tier.deploy, num_cpus=1, min_replicas=FEWEST, max_replicas=most, target_ongoing_requests=1,
                     max_batch_size=1, max_ongoing_requests=2, max_queued_requests=1000,
-                    scale_up_after_s=2, scale_down_after_s=5,
                 )  # fmt: skip
                 await until_ready(url, READY_S)
                 async with observed(tier, factory) as moments:

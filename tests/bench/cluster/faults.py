@@ -139,7 +139,7 @@ def deploy(tier: ClusterTier, **settings: object) -> None:
 
 def update(tier: ClusterTier) -> None:
     """Deploy again with another setting, which each replica must get."""
-    deploy(tier, batch_wait_ms=1)
+    deploy(tier, max_batch_size=7)
 
 
 def restart_head(tier: ClusterTier) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from edge.escalation.client import DatacenterClient
 from hawkvision.core.errors import DeadlineMissed
-from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, OnMiss, Quality, Reason, Tier
 from hawkvision.servers.bodies import CallerGone
 from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run
@@ -184,9 +183,13 @@ def test_replies_that_cannot_be_true_are_not_believed(large: Peer, reply: dict[s
     assert answer.model == "small"
 
 
-def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(large: Peer) -> None:
+def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(
+    large: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.factory.DATACENTER_TIMEOUT_S", 0.2)
+
     async def scenario() -> bool:
-        async with bench(large, UNSURE, config=EdgeConfig(datacenter_timeout_s=0.2)) as it:
+        async with bench(large, UNSURE) as it:
             await known(it.node)
             large.delay_s = 30.0
             assert (await it.ask(target=Quality.BEST)).degraded

@@ -5,26 +5,30 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.config import EdgeConfig, topic
 from hawkvision.core.settings.package_settings import HAWKVISION, SettingsGroup
 
 NEED_DATACENTER: Final = ("all-dc", "static", "split")
 """The baselines that send images to the datacenter by their rule."""
 
+BASELINES: Final = topic("Baseline policies")
+
 
 class BaselineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a baseline is told beside the node's own settings."""
 
-    # == Baseline policies ==
-    static_threshold: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    """The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`."""
-    deadline_fallback: bool = False
-    """The edge answers just before a deadline that the datacenter misses."""
-    resident_memory_mb: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] | None = None
-    """Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of 5 MB."""
+    # fmt: off
+    static_threshold: Annotated[float, BASELINES(
+        "The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`.",
+        ge=0.0, le=1.0)] | None = None
+    deadline_fallback: Annotated[bool, BASELINES(
+        "The edge answers just before a deadline that the datacenter misses.")] = False
+    resident_memory_mb: Annotated[float, BASELINES(
+        "Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of "
+        "5 MB.", gt=0.0, le=1_000_000.0)] | None = None
+    # fmt: on
 
 
 def check(config: EdgeConfig, baseline: BaselineSettings) -> None:

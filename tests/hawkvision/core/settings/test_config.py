@@ -1,17 +1,19 @@
 """Settings: where they come from, which wins, and how mistakes are named."""
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.access import is_loopback
-from hawkvision.core.settings.arguments import DC_UP, EDGE_UP, parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.descriptions import settings_of, topics_of
-from hawkvision.core.settings.kubernetes_variables import without_service_links
-from hawkvision.core.settings.load import load_config, settings_of_tasks, structs_of
+from hawkvision.core.settings.load import SECTIONS, load_config, read_command_line, settings_of, settings_of_tasks
+
+
+def up(kind: Any, words: list[str]) -> Any:
+    return read_command_line(kind, words, "hawkvision up", "Start.")
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -72,7 +74,7 @@ def test_unknown_variables_are_mistakes_too() -> None:
 @pytest.mark.parametrize(("written", "read"), [("A, B", ("A", "B")), (" A ,B ", ("A", "B")), ("A", ("A",))])
 def test_blanks_around_the_words_of_a_list_mean_nothing(written: str, read: tuple[str, ...]) -> None:
     assert load_config(EdgeConfig, environ={"HAWKVISION_EDGE_ONNX_PROVIDERS": written}).onnx_providers == read
-    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", ["--onnx-providers", written]).onnx_providers == read
+    assert up(EdgeConfig, ["--onnx-providers", written]).onnx_providers == read
 
 
 def test_empty_list_is_the_default_of_variants_and_an_empty_word_is_a_mistake() -> None:
@@ -148,7 +150,7 @@ def test_loopback_is_recognised(host: str, expected: bool) -> None:
 
 def test_every_setting_is_an_option(tmp_path: Path) -> None:
     words = ["--port", "0", "--onnx-providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
-    config = parse_arguments(EdgeConfig, "hawkvision edge up", "Start.", words)
+    config = up(EdgeConfig, words)
     assert (config.port, config.onnx_providers, config.workers) == (0, ("A", "B"), 3)
 
 
@@ -162,7 +164,7 @@ def test_settings_of_online_control_have_bounds(key: str, written: str) -> None:
 
 def test_audits_can_be_turned_off_and_state_kept(tmp_path: Path) -> None:
     words = ["--audit-share", "0", "--state-file", str(tmp_path / "state"), "--certificates", "site.json"]
-    config = parse_arguments(EdgeConfig, "hawkvision edge up", "", words)
+    config = up(EdgeConfig, words)
     assert (config.audit_share, config.state_file, config.certificates) == (0.0, tmp_path / "state", Path("site.json"))
 
 
@@ -210,9 +212,11 @@ def test_what_only_looks_like_a_service_is_a_setting_still() -> None:
 
 
 @pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
-def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
-    named = {f"P_{field.name.upper()}": "1" for field in msgspec.structs.fields(kind)}
-    assert without_service_links(named, "P_")[1] == []
+def test_no_setting_has_a_name_that_kubernetes_uses(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    for name in (setting.name for setting in settings_of(kind)):
+        with contextlib.suppress(ConfigError):  # the value is of any type
+            load_config(kind, environ={f"{SECTIONS[kind][1]}{name.upper()}": "1"})
+    assert "ignored" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -225,30 +229,27 @@ def test_no_setting_has_a_name_that_kubernetes_uses(kind: type) -> None:
     ],
 )
 def test_a_switch_may_be_given_without_a_value(words: list[str], expected: bool) -> None:
-    assert parse_arguments(EdgeConfig, "hawkvision edge up", "", words).allow_plain_http is expected
+    assert up(EdgeConfig, words).allow_plain_http is expected
 
 
-@pytest.mark.parametrize(("kind", "command"), [(EdgeConfig, EDGE_UP), (DatacenterConfig, DC_UP)])
-def test_help_names_every_setting_under_its_topic(
-    kind: type, command: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "140")
+@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
+def test_help_names_every_setting_under_its_topic(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse_arguments(kind, *command, ["--help"])
+        up(kind, ["--help"])
     assert ended.value.code == 0
-    said = capsys.readouterr().out
-    for topic, settings in topics_of(settings_of(*structs_of(kind))).items():
-        assert f"─ {topic} ─" in said
-        assert all(f"{setting.option} " in said for setting in settings)
+    topics = dict(topic.split(":\n", 1) for topic in capsys.readouterr().out.split("\n\n") if ":\n" in topic)
+    for setting in settings_of(kind):
+        assert f"  {setting.flag} " in topics[setting.topic]
 
 
-def test_an_unknown_option_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "says"), [(["--prot", "1"], "--prot"), (["--port"], "--port"), (["x"], "x")])
+def test_words_that_are_no_options_are_a_wrong_command_line(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        parse_arguments(EdgeConfig, *EDGE_UP, ["--prot", "1"])
+        up(EdgeConfig, words)
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "No such option" in said
-    assert "--prot" in said
+    assert says in capsys.readouterr().err
 
 
 def test_each_task_of_a_datacenter_is_named_once() -> None:

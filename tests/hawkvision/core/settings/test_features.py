@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.settings.arguments import parse_arguments
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
-from hawkvision.core.settings.load import load_config
+from hawkvision.core.settings.load import load_config, read_command_line
 from hawkvision.core.settings.package_settings import settings_groups
 
 FEATURE = """
@@ -64,7 +63,7 @@ def test_settings_of_a_feature_come_from_file_environment_and_command_line(insta
     )
     assert config.feature(Lamp) == Lamp(colour="green", watts=3.0, names=("a",))
     assert config.port == 9
-    parsed = parse_arguments(EdgeConfig, "edge", "", ["--lamp-colour", "green", "--lamp-names", "a, b"])
+    parsed = read_command_line(EdgeConfig, ["--lamp-colour", "green", "--lamp-names", "a, b"], "edge", "")
     assert parsed.feature(Lamp) == Lamp(colour="green", names=("a", "b"))
 
 
@@ -74,7 +73,7 @@ def test_help_lists_settings_of_features(
     monkeypatch.setenv("COLUMNS", "200")
     install(lamp="EDGE")
     with pytest.raises(SystemExit):
-        parse_arguments(EdgeConfig, "edge", "", ["--help"])
+        read_command_line(EdgeConfig, ["--help"], "edge", "")
     page = capsys.readouterr().out
     assert "--lamp-colour" in page
     assert "red|green" in page

@@ -17,7 +17,6 @@ from hawkvision.core.settings.load import load_config
             {"max_replicas": "4", "target_ongoing_requests": "40"},
             r"dc\.target_ongoing_requests = 40: expected at most dc\.max_ongoing_requests = 32",
         ),
-        ({"scale_up_after_s": "-1"}, r"Expected `float` >= 0.0 - at `\$\.scale_up_after_s`"),
         ({"max_replicas_per_node": "0"}, r"Expected `int` >= 1 - at `\$\.max_replicas_per_node`"),
         ({"num_cpus": "0"}, r"Expected `float` > 0.0 - at `\$\.num_cpus`"),
     ],

@@ -31,13 +31,13 @@ def test_replicas_reserve_their_threads_and_spread_as_the_settings_say(
     assert built._replica_config.max_replicas_per_node == 2
 
 
-def test_the_delays_of_scaling_are_those_of_the_settings(manifest: Manifest, config: DatacenterConfig) -> None:
-    scaled = msgspec.structs.replace(config, max_replicas=3, scale_up_after_s=4.0, scale_down_after_s=9.0)
+def test_replicas_are_added_soon_and_removed_late(manifest: Manifest, config: DatacenterConfig) -> None:
+    scaled = msgspec.structs.replace(config, max_replicas=3)
     scaling = deployment(
         scaled, catalog_of(manifest, classes_of(manifest), scaled)
     )._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)
-    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (4.0, 9.0)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (30.0, 600.0)
 
 
 def test_images_leave_no_access_log(manifest: Manifest, config: DatacenterConfig) -> None:

@@ -39,7 +39,7 @@ class Model:
 
 
 def batcher(model: Model, clock: ManualClock | None = None) -> Batcher[int, int]:
-    return Batcher(model.infer, max_size=3, wait_s=0.0, clock=clock or ManualClock())
+    return Batcher(model.infer, max_size=3, clock=clock or ManualClock())
 
 
 async def behind_a_busy_model(model: Model, b: Batcher[int, int], items: list[int]) -> list[asyncio.Task[int]]:

@@ -59,7 +59,6 @@ def loaded(backend: Breakable) -> Model:
         OutputDecoder("small", Logits({}, SPEC, 3), classes(3), 1.0),
         threads,
         max_batch_size=2,
-        batch_wait_s=0.0,
         backend="test",
         run=run,
     )

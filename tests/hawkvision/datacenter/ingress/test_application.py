@@ -35,9 +35,9 @@ def test_one_machine_and_a_cluster_run_the_same_deployments(config: DatacenterCo
 
 
 def test_the_ingress_scales_in_a_cluster_and_not_at_the_sockets_of_a_launcher(config: DatacenterConfig) -> None:
-    scaled = msgspec.structs.replace(config, ingress_min_replicas=2, ingress_max_replicas=5, ingress_num_cpus=0.5)
+    scaled = msgspec.structs.replace(config, ingress_min_replicas=2, ingress_max_replicas=5)
     there, here = planned(application(scaled))[INGRESS], planned(application(scaled, LAUNCHER))[INGRESS]
-    assert there.ray_actor_options.num_cpus == here.ray_actor_options.num_cpus == 0.5
+    assert there.ray_actor_options.num_cpus == here.ray_actor_options.num_cpus == 1.0
     assert (there.autoscaling_config.min_replicas, there.autoscaling_config.max_replicas) == (2, 5)
     assert here.num_replicas == 2
 
