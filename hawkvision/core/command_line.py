@@ -3,17 +3,18 @@
 The parser, `--help` and the reference pages are made of its type, its default and a `msgspec.Meta`:
 
     def keys_add(
-        name: Annotated[str, Meta(description="Name of the key's owner.")],                    before `*`: an argument
-        *,
-        rate: Annotated[float, Meta(gt=0, description="Requests per second.")] | None = None,  after it: --rate NUMBER
-    ) -> int | None:                                                                           the exit status
-        '''Make a key and print it once.'''                                                    the text of `--help`
+        name: Annotated[str, Meta(description="Name of the key's owner.", extra=ARGUMENT)],
+        rate: Annotated[float, Meta(gt=0, description="Requests per second.")] | None = None,
+    ) -> int | None:                                                 the exit status
+        '''Make a key and print it once.'''                          the text of `--help`
 
 - A parameter without a default must be given. A list takes its option several times, or all remaining arguments.
-- `bool` is a switch. A trailing `_` is no part of an option's name: `json_` is `--json`.
+- `bool` is a switch. A trailing `_` is no part of an option's name: `set_` is `--set`.
 - `Meta.title` is the topic under which `--help` lists an option.
-- `Meta.extra` has `variable`, an environment variable that is read if the option is not given, `name`, another name of
-  the option, and `argument: True`, which makes an argument of a struct's field.
+- `Meta.extra` has `argument` for an argument in place of an option (`ARGUMENT`), `variable`, an environment variable
+  that is read if the option is not given, and `name`, another name of the option.
+- A function with one parameter, a struct, takes the struct's fields as options: `def run(options: RunOptions)`.
+  Commands share options by a struct that others inherit, or by `Task: TypeAlias = Annotated[…]`.
 
 `Group` holds commands by name, and `run` runs the one that a command line names. Modules of commands import what they
 need in their functions, so that `--help` is fast; a `Program` reads its words itself. Settings of servers are declared
@@ -42,6 +43,8 @@ USAGE_STATUS: Final = 2
 """The exit status of a wrong command line."""
 REQUIRED: Final = inspect.Parameter.empty
 """The default of what must be given."""
+ARGUMENT: Final = {"argument": True}
+"""`Meta.extra` of an argument."""
 LONGEST_METAVAR: Final = 20
 """Characters; a longer placeholder would leave too little room for descriptions."""
 _SENTENCE_END: Final = re.compile(r"(?<=\.) (?=[A-Z0-9`])")
@@ -130,13 +133,23 @@ class Group:
 @functools.cache
 def options_of(declared: Any) -> tuple[Option, ...]:
     """The options of a function, or the fields of a struct."""
+    struct = _struct_of(declared)
+    if struct is not None:
+        declared = struct
     hints = typing.get_type_hints(declared, include_extras=True)
-    struct = isinstance(declared, type) and issubclass(declared, msgspec.Struct)
-    names = {each.name: each.encode_name for each in msgspec.structs.fields(declared)} if struct else {}
+    names = {} if struct is None else {each.name: each.encode_name for each in msgspec.structs.fields(struct)}
     return tuple(
-        _option(names.get(each.name, each.name), each, hints[each.name], is_field=struct)
+        _option(names.get(each.name, each.name), each.default, hints[each.name])
         for each in inspect.signature(declared).parameters.values()
     )
+
+
+def _struct_of(declared: Any) -> type[msgspec.Struct] | None:
+    """The struct whose fields are the options: itself, or the only parameter of a function."""
+    if isinstance(declared, type):
+        return declared if issubclass(declared, msgspec.Struct) else None
+    hints = [hint for name, hint in typing.get_type_hints(declared).items() if name != "return"]
+    return _struct_of(hints[0]) if len(hints) == 1 and isinstance(hints[0], type) else None
 
 
 def parser(
@@ -162,7 +175,9 @@ def parser(
             topics[option.topic] = made.add_argument_group(option.topic)
         how: dict[str, Any] = {"help": _help(option).replace("%", "%%")}
         if option.is_argument:
-            nargs = "+" if option.kind == "LIST" else None if option.default is REQUIRED else "?"
+            nargs = None if option.default is REQUIRED else "?"
+            if option.kind == "LIST":
+                nargs = "+" if option.default is REQUIRED else "*"
             topics[option.topic].add_argument(option.name, metavar=option.flag, nargs=nargs, **how)
             continue
         if option.kind == "BOOL":
@@ -220,7 +235,7 @@ def _called(
     given, values = vars(reader.parse_args(words)), dict[str, Any]()
     for option in options:
         text = given.get(option.name, os.environ.get(option.variable or ""))
-        if text is None:
+        if text is None or text == []:  # `*` gives an empty list
             if option.default is REQUIRED:
                 reader.error(f"missing {option.flag}")
             continue
@@ -228,8 +243,8 @@ def _called(
             values[option.name] = option.read(text)
         except ValueError as error:  # msgspec's errors are such
             reader.error(f"{option.flag}: {error}")
-    arguments = [] if isinstance(command, type) else [values.pop(each.name) for each in options if each.is_argument]
-    return command(*arguments, **values)
+    struct = _struct_of(command)
+    return command(**values) if struct is None else command(struct(**values))
 
 
 def walk(group: Group, prog: str) -> Iterator[tuple[str, Command | Program]]:
@@ -263,11 +278,11 @@ def summary_of(command: Command | Program | Group) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def _option(name: str, parameter: inspect.Parameter, hint: Any, *, is_field: bool) -> Option:
+def _option(name: str, default: Any, hint: Any) -> Option:
     metas = list(_metas(hint))
     extra = {key: value for meta in metas for key, value in (meta.extra or {}).items()}
     described = _bare(msgspec.inspect.type_info(hint))
-    is_argument = bool(extra.get("argument")) or not (is_field or parameter.kind is parameter.KEYWORD_ONLY)
+    is_argument = "argument" in extra
     flag = name.upper() if is_argument else extra.get("name") or f"--{name.rstrip('_').replace('_', '-')}"
     choices = tuple(_choices(hint))
     kind = "CHOICE" if choices else _KINDS.get(type(described), "TEXT")
@@ -280,7 +295,7 @@ def _option(name: str, parameter: inspect.Parameter, hint: Any, *, is_field: boo
         kind=kind,
         bounds=_bounds(described),
         choices=choices,
-        default=parameter.default,
+        default=default,
         topic=next((meta.title for meta in metas if meta.title), ""),
         description=next((" ".join(meta.description.split()) for meta in metas if meta.description), ""),
         variable=extra.get("variable"),

@@ -87,7 +87,7 @@ def server_parser(kind: type[ConfigT], prog: str, description: str) -> ArgumentP
     return parser(prog, description, (*options_of(_file), *settings_of(kind)), switches_take_values=True)
 
 
-def _file(*, config: Annotated[Path | None, msgspec.Meta(description="TOML file with the settings.")] = None) -> None:
+def _file(config: Annotated[Path | None, msgspec.Meta(description="TOML file with the settings.")] = None) -> None:
     """Declares the option of all servers that is no setting."""
 
 

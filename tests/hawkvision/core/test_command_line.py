@@ -10,18 +10,17 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from hawkvision.core.command_line import Group, Program, call, options_of, run
+from hawkvision.core.command_line import ARGUMENT, Group, Program, call, options_of, run
 
 SEEN: list[Any] = []
 
 
 def ask(
-    images: Annotated[list[str], Meta(description="Images.")],
-    *,
+    images: Annotated[list[str], Meta(description="Images.", extra=ARGUMENT)],
+    out: Annotated[Path, Meta(description="Where to.", extra={"variable": "ASK_OUT"})],
     rate: Annotated[float, Meta(gt=0, description="Images per second. Not more.", title="Load")] | None = None,
     json_: Annotated[bool, Meta(description="Print JSON.")] = False,
     quality: Annotated[Literal["fast", "best"], Meta(description="What for.")] = "fast",
-    out: Annotated[Path, Meta(description="Where to.", extra={"variable": "ASK_OUT"})],
     tag: Annotated[tuple[str, ...], Meta(description="Several.", extra={"name": "--label"})] = (),
 ) -> int | None:
     """Ask about images.
@@ -32,13 +31,19 @@ def ask(
     return 3 if json_ else None
 
 
+def draw(shape: Shape) -> int | None:
+    """Draw a shape."""
+    SEEN.append(shape)
+    return None
+
+
 class Shape(msgspec.Struct, kw_only=True, frozen=True, rename=lambda name: f"shape_{name}"):
     """A shape."""
 
     side: Annotated[int, Meta(ge=1, description="Pixels.")] = 5
 
 
-def before(*, version: Annotated[bool, Meta(description="Print it.")] = False) -> int | None:
+def before(version: Annotated[bool, Meta(description="Print it.")] = False) -> int | None:
     """Options of all commands."""
     return 0 if version else None
 
@@ -127,6 +132,7 @@ def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) 
 
 def test_fields_of_a_struct_are_options_under_the_names_of_its_encoding() -> None:
     (side,) = options_of(Shape)
+    assert options_of(draw) == (side,)
     assert (side.name, side.flag, side.bounds, side.read("7")) == ("shape_side", "--shape-side", "at least 1", 7)
     with pytest.raises(ValueError, match="Expected `int` >= 1"):
         side.read("0")
