@@ -58,7 +58,7 @@ async def run(given: CompareOptions) -> int:
     if given.html is not None:
         # Pages need templates and charts, which a comparison on a terminal does not. Written first: whatever reads the
         # table may close it early.
-        from loadgen.reports.page import write_html
+        from loadgen.analysis.page import write_html
 
         write_html(runs, given.html)
     if given.json is not None:

@@ -250,7 +250,7 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
                 failed[path] = error
 
     def write_page(path: Path) -> None:
-        from loadgen.reports.page import write_html
+        from loadgen.analysis.page import write_html
 
         write_html([tested], path)
 
