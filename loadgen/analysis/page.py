@@ -60,8 +60,8 @@ def write_html(runs: Sequence[Run], path: Path) -> None:
     write_atomic(path, page(runs).encode())
 
 
-def page(runs: Sequence[Run], *sections: str) -> str:
-    """The page of a run, or of several compared with the first of them; `sections` follow its headline.
+def page(runs: Sequence[Run]) -> str:
+    """The page of a run, or of several compared with the first of them.
 
     Raises:
         ConfigError: as `write_html`.
@@ -80,7 +80,6 @@ def page(runs: Sequence[Run], *sections: str) -> str:
             kind="kicker"),
         tag("h1", run.name + (f" compared with {', '.join(each.name for each in runs[1:])}" if comparisons else "")),
         tag("ul", *(tag("li", doubt) for doubt in doubts), kind="warnings") if doubts else "",
-        *sections,
         _runs_table(series, comparisons) if comparisons else _cards(summary.total),
         tag("h2", "Latency and accuracy"),
         columns(*latency_charts(series)),
