@@ -11,7 +11,7 @@ from hawkvision.core import errors
 from hawkvision.core.errors import MALFORMED, EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.tasks.kind import TaskKind
-from hawkvision.tasks.serving.replies import decode_reply
+from hawkvision.tasks.serving import decode_reply
 
 CALLERS_FAULT: Final = {kind.code: kind for kind in (errors.BadImage, errors.UnsupportedMedia)}
 """Faults of the image itself. The datacenter's own limits (413, 429) are not the caller's fault."""

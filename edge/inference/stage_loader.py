@@ -23,7 +23,7 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.fingerprints import BETWEEN, VariantRun, stage_fingerprint, statement
 from hawkvision.models.manifest import Manifest, Variant
 from hawkvision.tasks.kind import TaskKind
-from hawkvision.tasks.serving.output_decoder import OutputDecoder
+from hawkvision.tasks.serving import OutputDecoder
 
 _SHARED: Final = ("auto", "int8", "onnxruntime")
 """Backends whose models several tasks can run: others answer without a model, or have a device of their own."""

@@ -93,7 +93,7 @@ def _checked(kind: str, backend: object) -> Backend:
     if not isinstance(backend, Backend):
         raise BackendError(
             f"backend {kind!r}: {type(backend).__name__} is no backend of this release; expected `input_shape`, "
-            "`outputs`, `infer`, which returns tensors by name, and `close` (`hawkvision.testing.BackendConformance`)"
+            "`outputs`, `infer`, which returns tensors by name, and `close` (`hawkvision.inference.backends.interface`)"
         )
     return backend
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -17,12 +17,35 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ManifestError
+from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, SCORE, is_true_boxes
+from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, MOST, SCORE, is_true_boxes
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
-from hawkvision.tasks.predictions.counts import Counts as Counts
 
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
+
+
+class Counts(Prediction, frozen=True):
+    """The number of objects of each group in each region."""
+
+    counts: Annotated[
+        dict[str, dict[str, Count]], Meta(description="The number of objects, by region and by group of classes.")
+    ]
+    confidence: Annotated[
+        Probability, Meta(description="1 − the expected loss, by the calibrated probabilities of all boxes.")
+    ]
+
+    def summary(self) -> str:
+        """See `Prediction.summary`: the counts of each region."""
+        regions = {name: ", ".join(f"{n} {group}" for group, n in found.items()) for name, found in self.counts.items()}
+        return "; ".join(regions.values() if len(regions) == 1 else (f"{name}: {n}" for name, n in regions.items()))
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls({"image": {"person": 3, "vehicle": 1}}, 0.88)
+
 
 WHOLE: Final[Mapping[str, tuple[float, float, float, float]]] = {"image": (0.0, 0.0, 1.0, 1.0)}
 """The region of tasks that name none."""

@@ -14,7 +14,8 @@ contract as tests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple
 
 import msgspec
 
@@ -27,9 +28,26 @@ from hawkvision.models.input_spec import Weights as Weights
 from hawkvision.tasks.measured_kind import MeasuredKind
 from hawkvision.tasks.measured_kind import PredictionT as PredictionT
 from hawkvision.tasks.measured_kind import Truth as Truth
-from hawkvision.tasks.predictions.tensors import NO_TENSORS
-from hawkvision.tasks.predictions.tensors import TensorSpec as TensorSpec
-from hawkvision.tasks.predictions.tensors import WireTensor as WireTensor
+
+
+class TensorSpec(NamedTuple):
+    """A tensor as it is announced."""
+
+    datatype: Literal["BYTES", "INT64", "FP32"]
+    shape: tuple[int, ...]
+    """Of n predictions; -1 for n and for other lengths that vary."""
+    ranked: bool = False
+    """Whether it can list the best k classes in its place (Triton's classification extension)."""
+
+
+class WireTensor(NamedTuple):
+    """A tensor of predictions: its shape, and its elements in C order."""
+
+    shape: tuple[int, ...]
+    values: Sequence[str] | Sequence[int] | Sequence[float]
+
+
+NO_TENSORS: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
 
 
 class Judged(NamedTuple, Generic[PredictionT]):
@@ -104,7 +122,7 @@ class TaskKind(MeasuredKind[PredictionT]):
     def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:
         """The fields that the datacenter's reply to an escalation gets; `decode_reply` reads them.
 
-        None has the name of a field of `hawkvision.tasks.serving.replies`.
+        None has the name of a field of `hawkvision.tasks.serving`.
         """
         fields: dict[str, Any] = msgspec.to_builtins(prediction)
         return fields

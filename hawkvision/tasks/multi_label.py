@@ -9,21 +9,99 @@ bounds an accuracy drop.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import LOGITS
+from hawkvision.core.types import LOGITS, LabelledClass, Prediction
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks.boxes.fusion import weight_matrix
 from hawkvision.tasks.boxes.rows import CLASS, SCORE, by_temperature, is_true_boxes, read_boxes, tempered
 from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, Truth, Weights, WireTensor
-from hawkvision.tasks.predictions import label_sets
-from hawkvision.tasks.predictions.label_sets import LabelSet as LabelSet
+
+Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+TENSORS: Final[Mapping[str, TensorSpec]] = {
+    "labels": TensorSpec("BYTES", (-1, -1)),
+    "classes": TensorSpec("INT64", (-1, -1)),
+    "scores": TensorSpec("FP32", (-1, -1)),
+    "counts": TensorSpec("INT64", (-1,)),
+    "confidence": TensorSpec("FP32", (-1,)),
+}
+
+
+class LabelSet(Prediction, frozen=True):
+    """The labels that apply, surest first."""
+
+    labels: Annotated[tuple[LabelledClass, ...], Meta(description="The labels that apply, surest first.")]
+    confidence: Annotated[
+        float, Meta(description="The expected Jaccard index of the labels, by the calibrated probabilities of all.")
+    ]
+
+    def summary(self) -> str:
+        """See `Prediction.summary`: the labels."""
+        return ", ".join(found.label for found in self.labels) or "none"
+
+    @classmethod
+    def example(cls) -> Self:
+        """See `Prediction.example`."""
+        return cls((LabelledClass("person", 0, 0.97), LabelledClass("dog", 16, 0.74)), 0.81)
+
+
+_PADDING: Final = LabelledClass("", -1, 0.0)
+
+
+class _Label(msgspec.Struct, frozen=True):
+    """A label as the tiers send it to each other."""
+
+    index: Annotated[int, Meta(ge=0)]
+    confidence: Probability
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    labels: tuple[_Label, ...]
+    confidence: Probability
+
+
+def _from_labels(labels: Iterable[tuple[int, float]], confidence: float, names: Sequence[str]) -> LabelSet:
+    """The prediction of indices and probabilities, surest first."""
+    return LabelSet(tuple(LabelledClass(names[index], index, p) for index, p in labels), confidence)
+
+
+def _to_reply(prediction: LabelSet) -> dict[str, Any]:
+    """The labels by their indices."""
+    labels = [{"index": each.index, "confidence": each.confidence} for each in prediction.labels]
+    return {"labels": labels, "confidence": prediction.confidence}
+
+
+def _from_reply(reply: bytes, names: Sequence[str]) -> LabelSet:
+    """The inverse of `_to_reply`.
+
+    Raises:
+        msgspec.ValidationError, ValueError: naming what is malformed.
+    """
+    read = msgspec.json.decode(reply, type=_Reply)
+    found = [(each.index, each.confidence) for each in read.labels]
+    if len({index for index, _ in found}) < len(found) or any(index >= len(names) for index, _ in found):
+        raise ValueError(f"labels: expected each index once, from 0 to {len(names) - 1}")
+    return _from_labels(found, read.confidence, names)
+
+
+def _to_tensors(predictions: Sequence[LabelSet]) -> Mapping[str, WireTensor]:
+    """See `TaskKind.tensors`: k labels of each image, and padding behind its `counts` (score 0, class -1)."""
+    n, k = len(predictions), max(len(each.labels) for each in predictions)
+    rows = [(each.labels[at] if at < len(each.labels) else _PADDING) for each in predictions for at in range(k)]
+    return {
+        "labels": WireTensor((n, k), [found.label for found in rows]),
+        "classes": WireTensor((n, k), [found.index for found in rows]),
+        "scores": WireTensor((n, k), [found.confidence for found in rows]),
+        "counts": WireTensor((n,), [len(each.labels) for each in predictions]),
+        "confidence": WireTensor((n,), [each.confidence for each in predictions]),
+    }
 
 
 class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +118,7 @@ class MultiLabelKind(TaskKind[LabelSet]):
     prediction = LabelSet
     scores: tuple[str, ...] = ("expected_jaccard", "exact", "margin")
     agreement_bounds_drop: ClassVar[bool] = True
-    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = label_sets.TENSORS
+    wire_tensors: ClassVar[Mapping[str, TensorSpec]] = TENSORS
 
     def __init__(self, labels: Sequence[str], options: Mapping[str, Any]) -> None:
         """See `TaskKind`; the options are those of `_Options`."""
@@ -113,7 +191,7 @@ class MultiLabelKind(TaskKind[LabelSet]):
     def predict(self, output: Output, limit: int) -> LabelSet:  # noqa: ARG002 - there are no alternatives
         """The labels from the threshold on, however many; probabilities to six digits."""
         order = np.argsort(-output, kind="stable")
-        return label_sets.from_labels(
+        return _from_labels(
             ((int(i), round(float(output[i]), 6)) for i in order if output[i] >= self._options.threshold),
             round(self._expected_jaccard(output), 6),
             self.labels,
@@ -150,15 +228,15 @@ class MultiLabelKind(TaskKind[LabelSet]):
 
     def encode_reply(self, prediction: LabelSet) -> dict[str, Any]:
         """See `TaskKind.encode_reply`."""
-        return label_sets.to_reply(prediction)
+        return _to_reply(prediction)
 
     def decode_reply(self, reply: bytes) -> LabelSet:
         """See `TaskKind.decode_reply`."""
-        return label_sets.from_reply(reply, self.labels)
+        return _from_reply(reply, self.labels)
 
     def tensors(self, predictions: Sequence[LabelSet], ranked: int | None = None) -> Mapping[str, WireTensor]:  # noqa: ARG002
         """See `TaskKind.tensors`."""
-        return label_sets.to_tensors(predictions)
+        return _to_tensors(predictions)
 
 
 def _sigmoid(logits: Output, temperature: float) -> Output:

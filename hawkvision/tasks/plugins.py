@@ -1,35 +1,35 @@
-"""Classes that are found by name as entry points of installed packages."""
+"""Classes by name: HawkVision's own in a table, those of other packages as entry points."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from hawkvision.core.errors import ManifestError
 
 ClassT = TypeVar("ClassT")
-REINSTALL: Final = "install it again, in a checkout with `pip install --editable .`"
-"""An editable installation keeps its list of entry points when the code is updated."""
 
 
-def names(group: str) -> tuple[str, ...]:
-    """The names in a group of entry points, sorted. Nothing is loaded."""
-    return tuple(sorted({entry.name for entry in entry_points(group=group)}))
+def names(own: Mapping[str, type], group: str) -> tuple[str, ...]:
+    """The names of our own and in a group of entry points, sorted. Nothing is loaded."""
+    return tuple(sorted({*own, *(entry.name for entry in entry_points(group=group))}))
 
 
-def load(group: str, name: str, base: type[ClassT], word: str) -> type[ClassT]:
-    """The class of that name, which errors call by `word`.
+def load(own: Mapping[str, type[ClassT]], group: str, name: str, base: type[ClassT], word: str) -> type[ClassT]:
+    """The class of that name, which errors call by `word`. Nobody else's class takes the place of one of our own.
 
     Others are not loaded, so that one that is broken does not disturb them.
 
     Raises:
         ManifestError: if it is not installed, installed twice, cannot be loaded or is no subclass of `base`.
     """
+    if name in own:
+        return own[name]
     found = {entry.value: entry for entry in entry_points(group=group, name=name)}
     what = f"{word} {name!r}"
     if not found:
-        known = ", ".join(names(group)) or f"none: this installation is older than its code; {REINSTALL}"
-        raise ManifestError(f"{what} is not installed; there are {known}")
+        raise ManifestError(f"{what} is not installed; there are {', '.join(names(own, group))}")
     if len(found) > 1:
         raise ManifestError(f"{what} is installed more than once: {', '.join(sorted(found))}")
     (entry,) = found.values()

@@ -12,10 +12,17 @@ from typing import Any, Final
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.manifest import Manifest, load_labels
 from hawkvision.tasks import plugins
+from hawkvision.tasks.classification import ClassificationKind
+from hawkvision.tasks.counting import CountingKind
+from hawkvision.tasks.detection import DetectionKind
 from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.multi_label import MultiLabelKind
 
+KINDS: Final[Mapping[str, type[TaskKind[Any]]]] = MappingProxyType(
+    {kind.name: kind for kind in (ClassificationKind, CountingKind, DetectionKind, MultiLabelKind)}
+)
 GROUP: Final = "hawkvision.tasks"
-"""The group of entry points: `name = "module:KindClass"`."""
+"""The group of entry points for those of other packages: `name = "module:KindClass"`."""
 
 INFER_PATH: Final = "/v1/infer"
 """Takes images for tasks of every kind."""
@@ -36,8 +43,8 @@ def form_of(kind: str | None) -> str:
 
 
 def kind_names() -> tuple[str, ...]:
-    """The names of all kinds that are installed, sorted. Nothing is loaded."""
-    return plugins.names(GROUP)
+    """The names of all kinds, sorted. Nothing is loaded."""
+    return plugins.names(KINDS, GROUP)
 
 
 @cache
@@ -47,7 +54,7 @@ def kind_class(name: str) -> type[TaskKind[Any]]:
     Raises:
         ManifestError: if it is not installed, installed twice, cannot be loaded or is no kind of that name.
     """
-    loaded: type[TaskKind[Any]] = plugins.load(GROUP, name, TaskKind, "kind")  # type: ignore[type-abstract]
+    loaded: type[TaskKind[Any]] = plugins.load(KINDS, GROUP, name, TaskKind, "kind")  # type: ignore[type-abstract]
     if loaded.name != name:
         raise ManifestError(f"entry point {name!r} of {GROUP}: the kind calls itself {loaded.name!r}")
     return loaded

@@ -32,7 +32,7 @@ from hawkvision.core.escalation_api import (
 )
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.kind import TaskKind
-from hawkvision.tasks.serving.replies import encode_reply
+from hawkvision.tasks.serving import encode_reply
 from hawkvision.transport.coding.image_coding import Expired, Partial
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.server_certificate import own_identity

@@ -46,7 +46,7 @@ from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import load_kind
-from hawkvision.tasks.serving.output_decoder import OutputDecoder
+from hawkvision.tasks.serving import OutputDecoder
 from tests.edge.bench import known
 from tests.hawkvision.cascade.synthetic import make_profile
 from tests.hawkvision.inference.graphs import tiny_classifier, tiny_detector

@@ -1,4 +1,4 @@
-"""The reply of the datacenter tier to one image. `hawkvision.tasks.serving.replies` writes and reads its JSON."""
+"""The reply of the datacenter tier to one image. `hawkvision.tasks.serving` writes and reads its JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IntermediateResult(msgspec.Struct, frozen=True):
 
 
 class EscalationReply(msgspec.Struct, frozen=True):
-    """The reply. `hawkvision.tasks.serving.replies` writes and reads its JSON."""
+    """The reply. `hawkvision.tasks.serving` writes and reads its JSON."""
 
     prediction: Prediction
     model: str

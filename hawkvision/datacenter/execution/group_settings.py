@@ -25,7 +25,7 @@ from hawkvision.models.manifest import Variant, cache_dir
 from hawkvision.system.files import sha256_of
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
-from hawkvision.tasks.serving.output_decoder import OutputDecoder
+from hawkvision.tasks.serving import OutputDecoder
 
 BATCH_ON_CPU: Final = 8
 """Requests in a batch, if neither the settings nor a measurement say so. On a CPU batches hardly save time."""

@@ -19,7 +19,7 @@ from hawkvision.datacenter.stages.ensemble import Augmentation
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.fingerprints import VariantRun
 from hawkvision.tasks.kind import Output, ToImage
-from hawkvision.tasks.serving.output_decoder import OutputDecoder
+from hawkvision.tasks.serving import OutputDecoder
 
 HEALTH_LIMIT_S: Final = 8.0
 """How long one check waits for an inference, its wait for others included. Serve replaces a replica after three failed

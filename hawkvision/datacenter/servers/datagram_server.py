@@ -27,7 +27,7 @@ from hawkvision.datacenter.servers.service import DATAGRAM_PATH, TierService
 from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.tasks.kind import TaskKind
-from hawkvision.tasks.serving.replies import encode_reply
+from hawkvision.tasks.serving import encode_reply
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.offer import OfferedEndpoint

@@ -50,7 +50,7 @@ from hawkvision.datacenter.servers.service import AdmittedRequest, TierService
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
-from hawkvision.tasks.serving.replies import encode_reply
+from hawkvision.tasks.serving import encode_reply
 
 METRICS_PATH: Final = "/metrics"
 

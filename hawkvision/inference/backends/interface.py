@@ -1,6 +1,6 @@
 """The interface of backends, which run variants: ONNX Runtime, our own kernels, FPGAs.
 
-`hawkvision.testing.BackendConformance` states the contract as tests, which every backend must pass.
+`tests/hawkvision/inference/backend_conformance.py` states the contract as tests, which every backend must pass.
 """
 
 from __future__ import annotations

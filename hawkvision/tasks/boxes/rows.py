@@ -7,6 +7,7 @@ score that each member gave to the object, 0 where it did not find it.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -160,3 +161,16 @@ def rounded_corners(row: NDArray[Any]) -> tuple[float, float, float, float]:
     """The corners of one row as predictions have them: to six digits, so that their JSON is exact."""
     x1, y1, x2, y2 = (round(float(value), 6) for value in row[:4])
     return x1, y1, x2, y2
+
+
+LEAST: Final = 0.1
+"""Boxes below this score are no evidence of an object that was missed."""
+
+
+def expected_f1(output: Output, threshold: float) -> float:
+    """2·right / (boxes predicted + objects there), with expected numbers; without boxes, the chance of no object."""
+    right: list[float] = output[output[:, SCORE] >= threshold, SCORE].tolist()
+    every: list[float] = output[output[:, SCORE] >= LEAST, SCORE].tolist()
+    if not right:
+        return math.prod(1.0 - score for score in every)
+    return min(1.0, 2.0 * math.fsum(right) / (len(right) + max(math.fsum(every), math.fsum(right))))

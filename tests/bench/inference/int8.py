@@ -21,7 +21,7 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.native import library
-from hawkvision.testing import random_images
+from tests.hawkvision.inference.backend_conformance import random_images
 
 NETWORKS = ("mobilenet_v2_int8", "efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8")
 RUNS = 20

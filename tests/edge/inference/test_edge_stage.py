@@ -19,7 +19,7 @@ from hawkvision.inference.backends.interface import Outputs
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.tasks.class_scores import Score, average, log_probabilities, softmax, tempered
-from hawkvision.tasks.decoders.ssd import Ssd
+from hawkvision.tasks.decoders.sets import Ssd
 from hawkvision.tasks.detection import DetectionKind
 from tests.edge.bench import SPEC, GatedBackend
 from tests.hawkvision.inference.graphs import tiny_detector

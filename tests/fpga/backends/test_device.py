@@ -26,8 +26,8 @@ from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
-from hawkvision.testing import BackendConformance
 from tests.fpga.small_model import GRAPH, emulated, expected, images
+from tests.hawkvision.inference.backend_conformance import BackendConformance
 from tests.hawkvision.integer.graphs import random_graph
 
 

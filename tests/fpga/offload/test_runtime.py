@@ -38,8 +38,8 @@ from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.testing import BackendConformance, assert_same, random_images
 from tests.fuzz.examples import examples
+from tests.hawkvision.inference.backend_conformance import BackendConformance, assert_same, random_images
 from tests.hawkvision.integer.graphs import random_graph
 
 GRAPH = random_graph(side=8, planes=3)

@@ -23,8 +23,8 @@ from hawkvision.inference.backends.interface import Backend, Outputs, joined
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import InputSpec
-from hawkvision.testing import BackendConformance, random_images
 from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
+from tests.hawkvision.inference.backend_conformance import BackendConformance, random_images
 from tests.hawkvision.inference.graphs import model, tiny_classifier, tiny_detector
 
 SPEC = InputSpec(height=16, width=12, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

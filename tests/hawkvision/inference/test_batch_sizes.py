@@ -23,7 +23,7 @@ from hawkvision.inference.batch_sizes import (
     prepares_sizes,
     with_fixed_batches,
 )
-from hawkvision.testing import BackendConformance, random_images
+from tests.hawkvision.inference.backend_conformance import BackendConformance, random_images
 from tests.hawkvision.inference.graphs import tiny_classifier
 
 

@@ -23,8 +23,8 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.graph import Unsupported, read
 from hawkvision.models.manifest import cache_dir
 from hawkvision.native import library
-from hawkvision.testing import BackendConformance, random_images
 from tests.fuzz.examples import examples
+from tests.hawkvision.inference.backend_conformance import BackendConformance, random_images
 from tests.hawkvision.inference.quantised import Quantised, Value, residual_network
 
 runs = pytest.mark.skipif(

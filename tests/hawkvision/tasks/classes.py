@@ -10,7 +10,7 @@ from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import LabelledClass, Prediction
 from hawkvision.models.manifest import Manifest
 from hawkvision.tasks.classification import Classification, ClassificationKind
-from hawkvision.tasks.serving.replies import decode_reply, encode_reply
+from hawkvision.tasks.serving import decode_reply, encode_reply
 
 
 @cache

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.system.child_server import ServerProcess
-from hawkvision.tasks.predictions.counts import Counts
+from hawkvision.tasks.counting import Counts
 from hawkvision.tasks.registry import task_kind
 from loadgen.clients.base import ClientReply
 from loadgen.commands.mlperf.accuracy import AnswerJudge

@@ -22,8 +22,8 @@ from hawkvision.datacenter.stages.ensemble import Augmentation
 from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.models.fingerprints import VariantRun
 from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.tasks.decoders.logits import Logits
-from hawkvision.tasks.serving.output_decoder import OutputDecoder
+from hawkvision.tasks.decoders.decoder import Logits
+from hawkvision.tasks.serving import OutputDecoder
 from tests.hawkvision.tasks.classes import classes, classes_of
 
 SPEC = InputSpec(8, 8, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

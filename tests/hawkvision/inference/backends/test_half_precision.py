@@ -20,7 +20,7 @@ from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.model_zoo.building.build import emit_variant
 from hawkvision.models.fingerprints import is_exact
 from hawkvision.models.manifest import InputSpec, load_manifest, models_dir
-from hawkvision.testing import BackendConformance, random_images
+from tests.hawkvision.inference.backend_conformance import BackendConformance, random_images
 from tests.hawkvision.inference.graphs import model, tiny_classifier
 from tests.images import encoded
 

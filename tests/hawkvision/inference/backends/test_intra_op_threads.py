@@ -17,7 +17,7 @@ from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside, helpers_started
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.testing import random_images
+from tests.hawkvision.inference.backend_conformance import random_images
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.processors import confined_to
 

@@ -1,4 +1,12 @@
-"""The contract of kinds of tasks as tests."""
+"""The contract of kinds of tasks as tests for pytest: subclass it and say what it is about.
+
+    class TestMyKind(TaskKindConformance):
+        def make_kind(self) -> TaskKind:
+            return MyKind(("no", "yes"), {})
+        ...
+
+For those who write kinds; the only module of the library that imports pytest and hypothesis.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +25,7 @@ from hawkvision.core.errors import BackendError, ConfigError, ManifestError
 from hawkvision.core.types import Answer, Tensors
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks.kind import Output, TaskKind, Truth
-from hawkvision.tasks.serving.replies import FIELDS
+from hawkvision.tasks.serving import FIELDS
 
 _ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
 _drawn = settings(

@@ -17,7 +17,7 @@ from hawkvision.core.types import LabelledClass
 from hawkvision.tasks.counting import CountingKind, Counts
 from hawkvision.tasks.detection import DetectedObject, Detection, DetectionKind
 from hawkvision.tasks.multi_label import LabelSet, MultiLabelKind
-from hawkvision.tasks.serving.replies import FIELDS, decode_reply, encode_reply
+from hawkvision.tasks.serving import FIELDS, decode_reply, encode_reply
 from tests.fuzz.json_documents import altered
 from tests.hawkvision.tasks.classes import classes, predicted
 

@@ -1,4 +1,10 @@
-"""The contract of backends as tests."""
+"""The contract of backends as tests: subclass it and say what it is about.
+
+class TestMyBackend(BackendConformance):
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: MyBackend("model.bin")
+"""
 
 from __future__ import annotations
 
