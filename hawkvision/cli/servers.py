@@ -91,6 +91,6 @@ def dc_drain(
     limit_s: Annotated[int, typer.Option(min=1, max=86400, help="Seconds that the node may take.")] = 60,
 ) -> None:
     """Take a node out of a Ray cluster: its replicas move to other nodes, and no request is lost."""
-    from hawkvision.datacenter.drain import drain
+    from hawkvision.datacenter.cluster import drain
 
     typer.echo(f"drained: {drain(address, node, limit_s)}")

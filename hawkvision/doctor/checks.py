@@ -12,8 +12,8 @@ from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, default_state_file
 from hawkvision.core.settings.load import ConfigT, load_config, settings_of_tasks
-from hawkvision.datacenter.deployment.ray_version import check_ray
-from hawkvision.datacenter.launch.private_network import why_not_private
+from hawkvision.datacenter.deployment.ray_settings import check_ray
+from hawkvision.datacenter.launch.isolation import why_not_private
 from hawkvision.datacenter.stages.catalog import TaskFailure, load_catalogs
 from hawkvision.doctor import access, files, machine, network, onnx_runtime
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning

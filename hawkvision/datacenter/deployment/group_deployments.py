@@ -14,9 +14,13 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence
 from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
-from hawkvision.datacenter.execution.group_settings import ProcessSettings, group_settings, process_settings
+from hawkvision.datacenter.execution.group_settings import (
+    ProcessSettings,
+    group_settings,
+    process_settings,
+    replica_cpus,
+)
 from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S
-from hawkvision.datacenter.execution.threads import replica_cpus
 from hawkvision.datacenter.stages.catalog import Catalog, Group
 from hawkvision.system.log_relay import configure_worker
 

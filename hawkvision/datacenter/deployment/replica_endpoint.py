@@ -1,14 +1,24 @@
-"""A replica as Ray Serve calls it: bytes in, bytes out."""
+"""A replica as Ray Serve calls it: bytes in, bytes out.
+
+    no models ── load ──► models ── new settings ──► other models, or the same ones and a refusal
+        └── fails ─┬─ it may not wait, or another replica of the group serves ──► raised: Serve starts another replica
+                   └─ else ──► no models and a reason; tried again after growing pauses, and with each new settings
+
+A process that waits keeps its task's failure away from other tasks: for Serve the deployment is healthy, so that the
+application runs. It takes new settings and mended files without a restart.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, RequestError
+from hawkvision.core.errors import BackendError, DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
 from hawkvision.core.logs import resume
 from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import (
@@ -21,8 +31,7 @@ from hawkvision.datacenter.deployment.messages import (
     encode_failure,
     encode_presence,
 )
-from hawkvision.datacenter.deployment.served_models import ServedModels
-from hawkvision.datacenter.execution.group_settings import ProcessSettings
+from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
 from hawkvision.datacenter.execution.replica import Replica
 
 EXPECTED = (RequestError, DeadlineMissed, Overloaded, NotReady)
@@ -104,3 +113,125 @@ class ReplicaEndpoint:
         async with aclosing(self.replica.run(image, sent.evaluations, deadline, streaming=streaming)) as parts:
             async for part in parts:
                 yield part
+
+
+log = logging.getLogger("hawkvision.datacenter")
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+"""Pauses between loads double from the first to this one: a load may read and hash gigabytes."""
+_REASON_CHARS: Final = 1000
+
+
+class ServedModels:
+    """What runs the models, once they are loaded."""
+
+    def __init__(self, process: ProcessSettings, another_serves: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """No models yet.
+
+        Args:
+            process: what this process keeps.
+            another_serves: whether another replica of the group has loaded its models. Without it a failed first load
+                is raised.
+        """
+        self.replica: Replica | None = None
+        self.failed = ""
+        """Why there are no models; empty if there are, or before the first load."""
+        self.refused = ""
+        """Why the newest settings are not in use; empty if they are."""
+        self._process = process
+        self._another_serves = another_serves
+        self._superseded = False
+        self._wanted: dict[str, Any] = {}
+        self._turn = asyncio.Lock()
+        """Held while models are loaded."""
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def configure(self, user_config: dict[str, Any]) -> None:
+        """Take the models and limits of `GroupSettings`.
+
+        Models that run are kept if the new ones cannot be used.
+
+        Raises:
+            ConfigError, ArtifactError, BackendError, Exception: if the first models cannot be loaded, and this process
+                may not wait for better ones.
+        """
+        async with self._turn:
+            self._wanted = user_config
+            if self.replica is not None:
+                await self._replace(self.replica)
+                return
+            try:
+                await self._load()
+            except Exception as error:
+                if self._another_serves is None or await self._another_serves():
+                    raise
+                self._fail(error)
+                self._retrying = self._retrying or asyncio.create_task(self._retry())
+
+    def ready(self) -> Replica:
+        """What runs the models.
+
+        Raises:
+            NotReady: if they cannot be loaded; gives the reason.
+        """
+        if self.replica is None:
+            raise NotReady(f"its models cannot be loaded: {self.failed}" if self.failed else "its models are loading")
+        return self.replica
+
+    async def check_health(self) -> None:
+        """Infer with each model, unless images do.
+
+        Raises:
+            BackendError: if a model fails or is stuck, or if this process has none and another replica serves.
+        """
+        if self.replica is not None:
+            await self.replica.check_health()
+        elif self._superseded:
+            raise BackendError(f"the models cannot be loaded here, and another replica serves: {self.failed}")
+
+    async def _load(self) -> None:
+        settings = GroupSettings.from_user_config(self._wanted)
+        self.replica = await asyncio.to_thread(Replica, self._process, settings)
+        self.failed = ""
+
+    async def _replace(self, replica: Replica) -> None:
+        try:
+            await replica.reconfigure(GroupSettings.from_user_config(self._wanted))
+            self.refused = ""
+        except Exception as error:
+            if not isinstance(error, HawkVisionError):  # a library may raise anything about a file
+                log.exception("settings could not be taken")
+            self.refused = f"new settings refused, the old ones stay in use: {_reason(error)}"
+            log.error("%s", self.refused)
+
+    def _fail(self, error: Exception) -> None:
+        """Keep the reason, and log it unless it is the one of the last attempt."""
+        reason = _reason(error)
+        if reason != self.failed:
+            log.error("task %s cannot be served: %s", self._wanted.get("task"), reason)
+        self.failed = reason
+
+    async def _retry(self) -> None:
+        assert self._another_serves is not None, "else the first failure was raised"
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
+            async with self._turn:
+                if self.replica is not None:
+                    break
+                try:
+                    await self._load()
+                except Exception as error:  # noqa: BLE001 - a library may raise anything about a file
+                    self._fail(error)
+                else:
+                    break
+            self._superseded = await self._another_serves()
+        log.info("task %s is served now", self._wanted.get("task"))
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line of bounded length."""
+    message = error.message if isinstance(error, HawkVisionError) else f"{type(error).__name__}: {error}".rstrip(": ")
+    return " ".join(message.split())[:_REASON_CHARS]

@@ -1,10 +1,8 @@
-"""What a replica needs to know, and the models that it loads."""
+"""What a replica needs to know: what it keeps as long as it lives, and what it may change."""
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -12,23 +10,59 @@ import msgspec
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.execution.model import Model
-from hawkvision.datacenter.execution.threads import WIDE, ReplicaThreads, replica_threads
 from hawkvision.datacenter.stages.catalog import Catalog, Group
-from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
-from hawkvision.inference.backend_registry import BackendKind, backend_name, execution_of, open_backend
-from hawkvision.inference.backends.interface import Backend, OnnxPrecision
-from hawkvision.inference.batch_sizes import prepares_sizes, with_fixed_batches
-from hawkvision.models.artifacts import load_variant
-from hawkvision.models.fingerprints import BETWEEN, VariantRun
-from hawkvision.models.manifest import Variant, cache_dir
-from hawkvision.system.files import sha256_of
+from hawkvision.inference.adaptive_parallelism import divides
+from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.inference.backends.interface import OnnxPrecision
+from hawkvision.models.manifest import Variant
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
-from hawkvision.tasks.serving import OutputDecoder
 
-BATCH_ON_CPU: Final = 8
-"""Requests in a batch, if neither the settings nor a measurement say so. On a CPU batches hardly save time."""
+_DECODING: Final = 2
+"""Decoding is at most half of a small variant's work, so two threads decode while others infer."""
+WIDE: Final = 2
+"""Threads for an image that is alone, unless a setting says otherwise; see `inference.adaptive_parallelism`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaThreads:
+    """How many threads decode and how many infer."""
+
+    decode: int
+    """0: those that infer decode as well."""
+    infer: int
+
+    @property
+    def cores(self) -> int:
+        """The cores that they can keep busy."""
+        return self.decode + self.infer
+
+    def wide(self, wanted: int) -> int:
+        """Threads for an image that is alone: as many as wanted, or as there are."""
+        return min(wanted, self.infer)
+
+
+def replica_threads(group: Group, config: DatacenterConfig) -> ReplicaThreads:
+    """The threads of each replica of a group: what `dc.num_cpus` allows, or else what the group can use.
+
+    A group can use a thread per variant, or those of an image that is alone if they are more.
+    """
+    if config.num_cpus is not None:
+        return _within(max(1, int(config.num_cpus)))
+    alone = (config.intra_op_threads or WIDE) if divides(config.backend, config.onnx_providers) else 1
+    infer = max(len(group.variants), alone)
+    return ReplicaThreads(min(_DECODING, infer), infer)
+
+
+def replica_cpus(group: Group, config: DatacenterConfig) -> float:
+    """The cores that Ray reserves for each replica of a group."""
+    return float(replica_threads(group, config).cores) if config.num_cpus is None else config.num_cpus
+
+
+def _within(cores: int) -> ReplicaThreads:
+    """At most so many threads: one in three decodes, at most two."""
+    decode = min(_DECODING, (cores + 1) // 3)
+    return ReplicaThreads(decode, cores - decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,47 +153,3 @@ def group_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> 
         max_pixels_whole=config.max_pixels_whole,
         intra_op_threads=config.intra_op_threads,
     )
-
-
-def load_model(
-    variant: Variant, kind: TaskKind[Any], settings: GroupSettings, threads: ReplicaThreads, inferring: Executor
-) -> Model:
-    """A variant, loaded and verified; it infers on `inferring`.
-
-    Raises:
-        ArtifactError: if the model file is missing or is not the one that the manifest names.
-        BackendError: if the backend cannot load it, or it does not return what the task kind expects.
-        ManifestError: if its decoder is not installed.
-    """
-    cache = cache_dir(None if settings.cache_dir is None else Path(settings.cache_dir))
-    data = b"" if settings.backend == "noop" else load_variant(cache, settings.task, variant)
-
-    def opened(intra_op: int) -> Backend:
-        return open_backend(
-            settings.backend, data, variant.input, len(kind.labels), settings.providers, intra_op, settings.precision
-        )
-
-    narrow, wide = opened(1), None
-    if divides(settings.backend, settings.providers):
-        # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
-        wanted = settings.intra_op_threads or min(WIDE, usable_cores())
-        wide = open_wide(narrow, opened, threads.wide(wanted), known=True)
-    execution = BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each))
-    batched, most = _for_batches(narrow, settings)
-    return Model(
-        batched,
-        wide,
-        OutputDecoder.of(variant, kind),
-        inferring,
-        max_batch_size=most,
-        backend=backend_name(settings.backend, narrow),
-        run=VariantRun.of(variant, sha256_of(data) if data else None, execution),
-    )
-
-
-def _for_batches(backend: Backend, settings: GroupSettings) -> tuple[Backend, int]:
-    """The backend as batches run on it, and the most requests in a batch."""
-    if not prepares_sizes(settings.backend, settings.providers):
-        return backend, settings.max_batch_size or BATCH_ON_CPU
-    fixed = with_fixed_batches(backend, settings.max_batch_size)
-    return fixed, settings.max_batch_size or fixed.sizes[-1]

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 from hawkvision.core.types import Pixels
-from hawkvision.datacenter.execution.group_settings import GroupSettings, load_model
+from hawkvision.datacenter.execution.group_settings import WIDE, GroupSettings, ReplicaThreads
 from hawkvision.datacenter.execution.model import Model
-from hawkvision.datacenter.execution.threads import ReplicaThreads
 from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_inputs
-from hawkvision.models.fingerprints import statement
-from hawkvision.tasks.kind import ToImage
+from hawkvision.inference.adaptive_parallelism import divides, open_wide, usable_cores
+from hawkvision.inference.backend_registry import backend_name, execution_of, open_backend
+from hawkvision.inference.backends.interface import Backend
+from hawkvision.inference.batch_sizes import prepares_sizes, with_fixed_batches
+from hawkvision.models.artifacts import load_variant
+from hawkvision.models.fingerprints import BETWEEN, VariantRun, statement
+from hawkvision.models.manifest import Variant, cache_dir
+from hawkvision.system.files import sha256_of
+from hawkvision.tasks.kind import TaskKind, ToImage
+from hawkvision.tasks.serving import OutputDecoder
+
+BATCH_ON_CPU: Final = 8
+"""Requests in a batch, if neither the settings nor a measurement say so. On a CPU batches hardly save time."""
 
 
 class ModelSet:
@@ -104,3 +116,47 @@ class ModelSet:
         self._closed = True
         for model in self.models.values():
             model.close()
+
+
+def load_model(
+    variant: Variant, kind: TaskKind[Any], settings: GroupSettings, threads: ReplicaThreads, inferring: Executor
+) -> Model:
+    """A variant, loaded and verified; it infers on `inferring`.
+
+    Raises:
+        ArtifactError: if the model file is missing or is not the one that the manifest names.
+        BackendError: if the backend cannot load it, or it does not return what the task kind expects.
+        ManifestError: if its decoder is not installed.
+    """
+    cache = cache_dir(None if settings.cache_dir is None else Path(settings.cache_dir))
+    data = b"" if settings.backend == "noop" else load_variant(cache, settings.task, variant)
+
+    def opened(intra_op: int) -> Backend:
+        return open_backend(
+            settings.backend, data, variant.input, len(kind.labels), settings.providers, intra_op, settings.precision
+        )
+
+    narrow, wide = opened(1), None
+    if divides(settings.backend, settings.providers):
+        # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
+        wanted = settings.intra_op_threads or min(WIDE, usable_cores())
+        wide = open_wide(narrow, opened, threads.wide(wanted), known=True)
+    execution = BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each))
+    batched, most = _for_batches(narrow, settings)
+    return Model(
+        batched,
+        wide,
+        OutputDecoder.of(variant, kind),
+        inferring,
+        max_batch_size=most,
+        backend=backend_name(settings.backend, narrow),
+        run=VariantRun.of(variant, sha256_of(data) if data else None, execution),
+    )
+
+
+def _for_batches(backend: Backend, settings: GroupSettings) -> tuple[Backend, int]:
+    """The backend as batches run on it, and the most requests in a batch."""
+    if not prepares_sizes(settings.backend, settings.providers):
+        return backend, settings.max_batch_size or BATCH_ON_CPU
+    fixed = with_fixed_batches(backend, settings.max_batch_size)
+    return fixed, settings.max_batch_size or fixed.sizes[-1]

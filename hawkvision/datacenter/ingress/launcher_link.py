@@ -12,7 +12,7 @@ from typing import Final
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import Transports
-from hawkvision.datacenter.ingress.launcher_messages import (
+from hawkvision.datacenter.ingress.launcher_socket import (
     BEAT_S,
     Alive,
     DatagramOffer,

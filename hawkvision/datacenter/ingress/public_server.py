@@ -12,7 +12,7 @@ import uvicorn
 
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.ingress.acceptor import Acceptor
+from hawkvision.datacenter.ingress.launcher_socket import Acceptor
 from hawkvision.datacenter.servers.datagram_server import TierDatagramServer
 from hawkvision.datacenter.servers.http_server import HttpServer
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files

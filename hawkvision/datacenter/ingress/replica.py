@@ -26,15 +26,12 @@ from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
-from hawkvision.datacenter.deployment.presence import PolledPresence
-from hawkvision.datacenter.deployment.serve_states import ServeStates
-from hawkvision.datacenter.ingress.admission_share import AdmissionShare
-from hawkvision.datacenter.ingress.head_watch import HeadWatch
+from hawkvision.datacenter.deployment.presence import PolledPresence, ServeStates
+from hawkvision.datacenter.ingress.cluster_watch import AdmissionShare, HeadWatch, RayMetrics
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
-from hawkvision.datacenter.ingress.ray_metrics import RayMetrics
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
-from hawkvision.datacenter.servers.readiness import TaskState
+from hawkvision.datacenter.servers.served_task import TaskState
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls_from_settings import server_certificates

@@ -101,7 +101,7 @@ def deploy(app: Application, config: DatacenterConfig) -> None:
     """Make Serve start the application without proxies of its own; returns before it runs."""
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.ingress.deploying import run_application
+    from hawkvision.datacenter.ingress.application import run_application
 
     logs.adopt("ray", logging.ERROR)
     logs.adopt("ray.serve")

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 from asyncio.subprocess import Process
+from collections import deque
 from pathlib import Path
 from typing import Final
 
@@ -31,16 +32,11 @@ import msgspec
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import chosen_settings
-from hawkvision.datacenter.deployment.ray_version import check_ray
-from hawkvision.datacenter.launch.child import LAUNCHER_DIED
+from hawkvision.datacenter.deployment.ray_settings import check_ray
+from hawkvision.datacenter.launch.child import ABANDON_S, LAUNCHER_DIED, LOST, RAY_DIED, READY, TierSettings
 from hawkvision.datacenter.launch.folder import private_folder
-from hawkvision.datacenter.launch.ingress_links import IngressLinks
-from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY, TierSettings
-from hawkvision.datacenter.launch.open_ports import family, listeners, network_of, uninvited
-from hawkvision.datacenter.launch.private_network import why_not_private
-from hawkvision.datacenter.launch.restarts import MAX_RESTARTS, WITHIN_S, Restarts
-from hawkvision.datacenter.launch.sockets import PublicSockets, open_sockets
-from hawkvision.datacenter.launch.standby_listener import StandbyListener
+from hawkvision.datacenter.launch.isolation import family, listeners, network_of, uninvited, why_not_private
+from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener, open_sockets
 from hawkvision.system.child_server import adopt_orphans, stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -326,3 +322,32 @@ async def _end_all_children() -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:  # noqa: ASYNC222 - it does not block
                 pass
         await asyncio.sleep(0.01)
+
+
+MAX_RESTARTS: Final = 5
+WITHIN_S: Final = 600.0
+"""After more restarts within this time the launcher gives up with an exit status."""
+MAX_PAUSE_S: Final = 8.0
+
+
+class Restarts:
+    """The recent restarts, and the pause before the next one."""
+
+    def __init__(self) -> None:
+        self._past: deque[float] = deque()
+        """The times within the last `WITHIN_S`; at most `MAX_RESTARTS`."""
+
+    @property
+    def count(self) -> int:
+        """The restarts within `WITHIN_S` of the last one."""
+        return len(self._past)
+
+    def pause_s(self, now: float) -> float | None:
+        """Count a restart, and return the pause before it; None if there were too many. `now` is monotonic."""
+        while self._past and now - self._past[0] > WITHIN_S:
+            self._past.popleft()
+        if len(self._past) >= MAX_RESTARTS:
+            return None
+        pause_s = min(2.0 ** (len(self._past) - 1), MAX_PAUSE_S) if self._past else 0.0
+        self._past.append(now)
+        return pause_s

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.launch import local_ray
-from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY
+from hawkvision.datacenter.launch.child import ABANDON_S, LOST, RAY_DIED, READY
 from hawkvision.datacenter.servers.http_server import make_http_server
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, check_models, load_catalogs
 from hawkvision.servers.tls_from_settings import server_certificates
@@ -136,7 +136,7 @@ class _TierProcess:
         if self._stop.is_set():
             return False
         # Imports Ray, once its variables are set.
-        from hawkvision.datacenter.ingress.deploying import Progress, missing, task_states
+        from hawkvision.datacenter.ingress.application import Progress, missing, task_states
 
         await step(lambda: local_ray.deploy(app, self._config), "Serve's controller starts")
         progress = Progress(self._config, self._catalogs)

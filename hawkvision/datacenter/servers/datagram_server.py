@@ -22,8 +22,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_datagram,
 )
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.servers.front_end import FrontEnd
-from hawkvision.datacenter.servers.service import DATAGRAM_PATH, TierService
+from hawkvision.datacenter.servers.service import DATAGRAM_PATH, FrontEnd, TierService
 from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.tasks.kind import TaskKind

@@ -45,8 +45,7 @@ from hawkvision.core.escalation_api import (
 from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace_context import parse_traceparent
-from hawkvision.datacenter.servers.front_end import CALLER_GONE, FrontEnd
-from hawkvision.datacenter.servers.service import AdmittedRequest, TierService
+from hawkvision.datacenter.servers.service import CALLER_GONE, AdmittedRequest, FrontEnd, TierService
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes

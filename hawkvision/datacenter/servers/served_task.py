@@ -1,16 +1,37 @@
-"""One task of a tier: its stages, its replicas, and its share of the admission limit."""
+"""One task of a tier: its stages, its replicas, its state, and its share of the admission limit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from hawkvision.core.errors import BadField, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import SCORE_HEADER, EscalationRequest, StageList
-from hawkvision.datacenter.servers.readiness import TaskState
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
+
+TaskStatus: TypeAlias = Literal["ready", "starting", "failed"]
+
+
+class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One task. Requests for it get 503 unless it is ready."""
+
+    task: str
+    status: TaskStatus
+    """`starting`: Serve starts, or replaces, a replica that is missing. `failed`: it needs somebody's help."""
+    reason: str = ""
+    """Why it is not ready; empty for those who may not know it."""
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier is ready as soon as one of its tasks is."""
+
+    status: Literal["ready"] = "ready"
+    tasks: tuple[TaskState, ...]
+
 
 _MAX_STATEMENTS: Final = 64
 

@@ -1,12 +1,14 @@
 """The service behind each server of the tier: check a request, admit it, run its stages, build the reply.
 
-    server ── EscalationRequest ──► admit ─┬─ unknown task or stage, not ready, too late, full ──► error
+    server ── a request's head ──► FrontEnd.observe: counts it, names it in the log, maps exceptions
+           ── EscalationRequest ──► admit ─┬─ unknown task or stage, not ready, too late, full ──► error
                                            └─ AdmittedRequest ── image ──► in_flight ─┬─ full ──► error
                                                                                       └─ run ─┬─► EscalationReply
                                                                                               └─► partial replies
 
-A request counts against its task's share of the limit once its image has arrived, so callers whose images stall keep
-nobody out; the memory of those has its own bound (`hawkvision.servers.bodies`).
+A protocol's module reads requests and writes replies. A request counts against its task's share of the limit once its
+image has arrived, so callers whose images stall keep nobody out; the memory of those has its own bound
+(`hawkvision.servers.bodies`).
 """
 
 from __future__ import annotations
@@ -14,21 +16,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, HawkVisionError, NotFound, NotReady
-from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, StageList
+from hawkvision.core.errors import DeadlineMissed, HawkVisionError, InternalError, NotFound, NotReady, TooLarge
+from hawkvision.core.escalation_api import (
+    INFER_PATH,
+    EscalationReply,
+    EscalationRequest,
+    EscalationTiming,
+    IntermediateResult,
+    StageList,
+)
+from hawkvision.core.logs import bind_request
+from hawkvision.core.trace_context import TraceContext, start_trace
 from hawkvision.datacenter.servers.metrics import DatacenterMetrics
-from hawkvision.datacenter.servers.readiness import Readiness, TaskState
-from hawkvision.datacenter.servers.replies import reply_of
-from hawkvision.datacenter.servers.served_task import ServedTask
+from hawkvision.datacenter.servers.served_task import Readiness, ServedTask, TaskState
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants, run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
-from hawkvision.datacenter.stages.ensemble import StageResult
+from hawkvision.datacenter.stages.ensemble import StageResult, VariantAnswer
+from hawkvision.servers.keys import Keys
 from hawkvision.tasks.kind import TaskKind
 
 DATAGRAM_PATH: Final = "datagram"
@@ -294,3 +305,133 @@ class AdmittedRequest:
             metrics.queue_duration.labels(task, answer.variant).observe(answer.queue_ms / 1e3)
             metrics.inference_duration.labels(task, answer.variant).observe(answer.infer_ms / 1e3)
             metrics.batch_size.labels(task, answer.variant).observe(answer.batch_size)
+
+
+CALLER_GONE: Final = 499
+"""The metrics' status of a request whose caller is gone; nginx uses the same number."""
+
+
+@dataclass(slots=True)
+class ObservedRequest:
+    """One request, as its server and the metrics see it. Made by `FrontEnd.observe`."""
+
+    request_id: str
+    span: TraceContext
+    task: str | None = None
+    """The task that the caller names; None is the first."""
+    stage: str | None = None
+    """The stage that the caller names; None is the best."""
+    status: int = CALLER_GONE
+    """The server sets it; an exception sets its own."""
+
+    def use_trace(self, trace: TraceContext | None) -> None:
+        """Take the caller's trace, if it is known only now, for the log as well."""
+        if trace is not None:
+            self.span = trace.child()
+            self.request_id = bind_request(None, self.span)
+
+
+class FrontEnd:
+    """A tier, the keys of its callers and the limits of their requests."""
+
+    def __init__(self, tier: TierService, keys: Keys, max_body_bytes: int) -> None:
+        self.tier = tier
+        self.keys = keys
+        self.max_body_bytes = max_body_bytes
+
+    @contextmanager
+    def observe(
+        self, path: str, trace: TraceContext | None = None, request_id: str | None = None
+    ) -> Iterator[ObservedRequest]:
+        """Log and count what happens in the block as one request.
+
+        Args:
+            path: the metrics' path.
+            trace: the caller's trace context.
+            request_id: the caller's own id.
+
+        Raises:
+            HawkVisionError: the block's.
+            InternalError: for any other exception, which is logged: one request's defect must not reach the next.
+        """
+        span = trace.child() if trace else start_trace()
+        observed = ObservedRequest(bind_request(request_id, span), span)
+        started = time.perf_counter()
+        try:
+            yield observed
+        except HawkVisionError as error:
+            observed.status = error.status
+            raise
+        except Exception:
+            observed.status = InternalError.status
+            log.exception("unexpected failure")
+            raise InternalError("internal error; the datacenter's log has the details") from None
+        finally:
+            self.tier.count(path, observed.task, observed.stage, observed.status, time.perf_counter() - started)
+
+    def check_size(self, size: int) -> None:
+        """Check an image whose bytes are here already.
+
+        Raises:
+            TooLarge: if it has more than `max_body_bytes`.
+        """
+        if size > self.max_body_bytes:
+            raise TooLarge(f"the image has {size} bytes; at most {self.max_body_bytes} are read")
+
+
+def reply_of(
+    results: tuple[StageResult, ...], request: EscalationRequest, total_ms: float, first_ms: float
+) -> EscalationReply:
+    """The last result's answer, with the time that all stages took.
+
+    Args:
+        results: of the stages that ran, in their order.
+        request: what was asked for.
+        total_ms: milliseconds from the request to this reply.
+        first_ms: milliseconds from the request to its first reply.
+    """
+    final = results[-1]
+    intermediate = request.intermediate
+    return EscalationReply(
+        prediction=final.kind.predict(final.output, request.top_k),
+        model=final.stage.name,
+        timing_ms=_timing(results, total_ms, first_ms),
+        batch_size=max(answer.batch_size for result in results for answer in result.answers),
+        score=None if intermediate is None else final.score(intermediate.score),
+        passed_over=None if intermediate is None or len(results) == 1 else _passed_over(results, intermediate.score),
+        complete=final.decided,
+        fingerprint=_fingerprint(final, results),
+    )
+
+
+def _timing(results: tuple[StageResult, ...], total_ms: float, first_ms: float) -> EscalationTiming:
+    # The times of one answer per stage: one member's wait may overlap another one's inference.
+    slowest = [max(result.answers, key=_duration_ms) for result in results if result.answers]
+    return EscalationTiming(
+        decode=round(sum(answer.decode_ms for answer in slowest), 3),
+        queue=round(sum(answer.queue_ms for answer in slowest), 3),
+        infer=round(sum(answer.infer_ms for answer in slowest), 3),
+        total=round(total_ms, 3),
+        first=round(first_ms, 3),
+    )
+
+
+def _fingerprint(result: StageResult, results: tuple[StageResult, ...]) -> str | None:
+    """The fingerprint of a stage as the replicas stated it whose answers it used.
+
+    None if they made different statements, and for an undecided result, which no certificate covers.
+    """
+    if not result.decided:
+        return None
+    members = result.stage.members
+    statements = {answer.statement for each in results for answer in each.answers if answer.variant in members}
+    return result.stage.ran(statements.pop()) if len(statements) == 1 else None
+
+
+def _duration_ms(answer: VariantAnswer) -> float:
+    return answer.decode_ms + answer.queue_ms + answer.infer_ms
+
+
+def _passed_over(results: tuple[StageResult, ...], score: str) -> IntermediateResult:
+    first = results[0]
+    return IntermediateResult(first.kind.predict(first.output, 1), first.score(score), _fingerprint(first, results))

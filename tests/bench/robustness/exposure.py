@@ -34,8 +34,7 @@ from typing import Any, Final
 
 import grpc
 
-from hawkvision.datacenter.launch.open_ports import Listener, family, listeners, network_of
-from hawkvision.datacenter.launch.private_network import enter_private_network
+from hawkvision.datacenter.launch.isolation import Listener, enter_private_network, family, listeners, network_of
 from hawkvision.system.child_server import running, stop_with_parent
 
 CALL_S: Final = 5.0

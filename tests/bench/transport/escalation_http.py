@@ -160,8 +160,7 @@ def _serve(settings: Mapping[str, object]) -> None:
     import ray
     from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.ingress.application import application
-    from hawkvision.datacenter.ingress.deploying import run_application
+    from hawkvision.datacenter.ingress.application import application, run_application
 
     ray.init(address="local", num_cpus=RAY_CPUS, include_dashboard=False, log_to_driver=False, logging_level="error")
     for number in (signal.SIGTERM, signal.SIGINT):  # in place of Ray's

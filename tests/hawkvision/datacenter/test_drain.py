@@ -6,7 +6,7 @@ import pytest
 from ray.util.state.common import NodeState
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.datacenter.drain import find_node
+from hawkvision.datacenter.cluster import find_node
 
 OWN, ELSEWHERE = "127.0.0.1", "192.0.2.7"
 

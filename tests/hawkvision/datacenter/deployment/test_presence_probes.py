@@ -13,8 +13,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from hawkvision.datacenter.deployment.messages import PROTOCOL, Presence, encode_presence
-from hawkvision.datacenter.deployment.presence import PolledPresence
-from hawkvision.datacenter.deployment.serve_states import ServeStates
+from hawkvision.datacenter.deployment.presence import PolledPresence, ServeStates
 from tests.waiting import until
 
 LIVE = encode_presence(Presence(PROTOCOL, "0", "statement"))

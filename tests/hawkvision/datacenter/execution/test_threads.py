@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
+from hawkvision.datacenter.execution.group_settings import (
+    group_settings,
+    process_settings,
+    replica_cpus,
+    replica_threads,
+)
 from hawkvision.datacenter.execution.replica import Replica
-from hawkvision.datacenter.execution.threads import replica_cpus, replica_threads
 from hawkvision.datacenter.stages.catalog import Group, catalog_of
 from hawkvision.models.manifest import Manifest
 from tests.hawkvision.tasks.classes import classes_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.datacenter.ingress.admission_share import AdmissionShare, share
+from hawkvision.datacenter.ingress.cluster_watch import AdmissionShare, share
 
 
 @given(limit=st.integers(1, 10_000), replicas=st.integers(1, 256))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 
 from hawkvision.core.errors import ArtifactError, BackendError
-from hawkvision.datacenter.deployment.serve_states import cause_of
+from hawkvision.datacenter.deployment.presence import cause_of
 
 
 def traced(error: Exception) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import NotReady
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.ingress.head_watch import HeadWatch
+from hawkvision.datacenter.ingress.cluster_watch import HeadWatch
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.cascade_executor import Parts
 from hawkvision.datacenter.stages.catalog import load_catalogs

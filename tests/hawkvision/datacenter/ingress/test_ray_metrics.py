@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from ray.serve import metrics
 
-from hawkvision.datacenter.ingress.ray_metrics import MAX_SERIES, RayMetrics
+from hawkvision.datacenter.ingress.cluster_watch import MAX_SERIES, RayMetrics
 from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 
 GIVEN: Tally[tuple[str, str]] = Tally()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hawkvision.datacenter.launch.open_ports import family
+from hawkvision.datacenter.launch.isolation import family
 from hawkvision.models.manifest import artifact_path
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.datacenter.conftest import MANIFEST, Running, image, start, stop_cleanly

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.ingress.launcher_link import LauncherLink
-from hawkvision.datacenter.ingress.launcher_messages import FromLauncher, MessageSocket, connect_to_launcher
+from hawkvision.datacenter.ingress.launcher_socket import FromLauncher, MessageSocket, connect_to_launcher
 from hawkvision.datacenter.ingress.public_server import PublicServer
 from hawkvision.datacenter.launch import ingress_links
-from hawkvision.datacenter.launch.ingress_links import IngressLinks
-from hawkvision.datacenter.launch.sockets import PublicSockets, open_sockets
-from hawkvision.datacenter.launch.standby_listener import StandbyListener
+from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener, open_sockets
 from hawkvision.datacenter.servers.http_server import HttpServer, make_http_server
 from hawkvision.datacenter.stages.catalog import load_catalogs
 from hawkvision.servers.reload import FileWatcher

@@ -24,16 +24,16 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.deployment.ray_version import check_ray
-from hawkvision.datacenter.ingress.launcher_messages import (
+from hawkvision.datacenter.deployment.ray_settings import check_ray
+from hawkvision.datacenter.ingress.launcher_socket import (
     PublicListener,
     accept_ingress,
     connect_to_launcher,
     listen_for_ingress,
 )
 from hawkvision.datacenter.launch.folder import LONGEST_BASE_BYTES, PREFIX, private_folder
-from hawkvision.datacenter.launch.open_ports import address_of, family, listeners, network_of, uninvited
-from hawkvision.datacenter.launch.sockets import open_sockets
+from hawkvision.datacenter.launch.isolation import address_of, family, listeners, network_of, uninvited
+from hawkvision.datacenter.launch.public_sockets import open_sockets
 from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.transport.settings import DatagramSettings
 from tests.bench.robustness.exposure import (

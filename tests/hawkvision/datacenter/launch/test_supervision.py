@@ -16,9 +16,9 @@ from typing import Final
 import pytest
 
 from hawkvision.core.escalation_api import INFER_PATH
-from hawkvision.datacenter.launch.open_ports import family
-from hawkvision.datacenter.launch.restarts import MAX_PAUSE_S, MAX_RESTARTS, WITHIN_S, Restarts
-from hawkvision.datacenter.launch.standby_listener import StandbyListener
+from hawkvision.datacenter.launch.isolation import family
+from hawkvision.datacenter.launch.public_sockets import StandbyListener
+from hawkvision.datacenter.launch.supervisor import MAX_PAUSE_S, MAX_RESTARTS, WITHIN_S, Restarts
 from tests.bench.robustness.exposure import vital
 from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, image, launch, marked_processes
 from tests.hawkvision.datacenter.launch.test_stopping import ready, until

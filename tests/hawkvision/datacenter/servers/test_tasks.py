@@ -20,7 +20,7 @@ from hawkvision.core.errors import ArtifactError, ConfigError, NotFound, NotRead
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
-from hawkvision.datacenter.servers.readiness import TaskState
+from hawkvision.datacenter.servers.served_task import TaskState
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import TaskFailure, catalog_of, check_models, load_catalogs, loaded
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer

@@ -1,19 +1,28 @@
-"""The launcher's end of its connections with the ingress replicas: hands out the public sockets, and watches.
+"""The tier's public sockets: the launcher opens them once, and hands them to the ingress replicas that serve.
 
-Callers get 503 (`standby_listener`) exactly while no replica serves: none is connected, or each is leaving or silent.
+A socket that is handed over (SCM_RIGHTS, unix(7)) stays the same: it keeps its port and its waiting connections,
+whatever network the process is in and however often the process is replaced. While no replica serves, because none is
+connected or each is leaving or silent, the launcher itself answers callers: 503.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from hawkvision.datacenter.ingress.launcher_messages import (
+import msgspec
+
+from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.ingress.launcher_socket import (
     BEAT_S,
+    Acceptor,
     Alive,
     DatagramOffer,
     Drain,
@@ -27,8 +36,138 @@ from hawkvision.datacenter.ingress.launcher_messages import (
     accept_ingress,
     listen_for_ingress,
 )
-from hawkvision.datacenter.launch.sockets import PublicSockets
-from hawkvision.datacenter.launch.standby_listener import StandbyListener
+from hawkvision.transport.endpoint.udp import bind
+from hawkvision.transport.settings import DatagramSettings
+
+BACKLOG: Final = 1024
+"""Connections that wait for `accept`; the kernel may allow fewer (net.core.somaxconn)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSockets:
+    """The sockets where callers reach the tier."""
+
+    http: socket.socket
+    datagrams: socket.socket | None
+
+    @property
+    def all(self) -> tuple[socket.socket, ...]:
+        """The open ones, HTTP's first."""
+        return (self.http,) if self.datagrams is None else (self.http, self.datagrams)
+
+    @property
+    def inodes(self) -> frozenset[int]:
+        """Their inode numbers in /proc/net."""
+        return frozenset(os.fstat(its.fileno()).st_ino for its in self.all)
+
+    @property
+    def shown_host(self) -> str:
+        """The address as in a URL."""
+        host = str(self.http.getsockname()[0])
+        return f"[{host}]" if ":" in host else host
+
+    def close(self) -> None:
+        """Close them in this process; they stay open in others."""
+        for its in self.all:
+            its.close()
+
+
+def open_sockets(config: DatacenterConfig) -> PublicSockets:
+    """Listen at the addresses of the settings; port 0 takes a free one.
+
+    Raises:
+        ConfigError: if an address cannot be listened on.
+    """
+    try:
+        http = _listen(config.host, config.port)
+    except OSError as error:
+        raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
+    port = config.feature(DatagramSettings).port
+    if port is None:
+        return PublicSockets(http, None)
+    try:
+        return PublicSockets(http, bind(config.host, port))
+    except OSError as error:
+        http.close()
+        raise ConfigError(f"dc.host, dc.datagram_port: cannot listen on UDP {config.host}:{port}: {error}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket that names its protocol.
+
+    asyncio disables Nagle's algorithm only if the protocol is TCP, not the 0 of `socket.create_server`; otherwise each
+    reply would wait for the caller's delayed acknowledgement.
+    """
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+_CONNECTIONS: Final = 256
+"""At once; more are closed."""
+_ANSWER_S: Final = 2.0
+"""The time for a caller to send its request and to disconnect."""
+_TLS_HANDSHAKE: Final = 0x16
+"""The first byte of a TLS record that begins one (RFC 8446 §5.1)."""
+
+
+def _not_ready() -> bytes:
+    error = NotReady("the datacenter tier is starting")
+    body = msgspec.json.encode(error.body())
+    head = (
+        f"HTTP/1.1 {error.status} Service Unavailable\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+_NOT_READY: Final = _not_ready()
+
+
+class StandbyListener:
+    """Answers 503 to all callers while no ingress replica does."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._acceptor = Acceptor(listener, self._accepted)
+        self._answering: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Accept callers from now on."""
+        self._acceptor.open()
+
+    def close(self) -> None:
+        """Leave the socket to others; accepted callers still get their answer."""
+        self._acceptor.close()
+
+    def _accepted(self, caller: socket.socket) -> None:
+        if len(self._answering) >= _CONNECTIONS:
+            caller.close()
+            return
+        task = asyncio.create_task(self._answer(caller))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, caller: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        caller.setblocking(False)
+        with caller, contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                head = await loop.sock_recv(caller, 65536)
+                if not head or head[0] == _TLS_HANDSHAKE:  # TLS has no such answer before a handshake
+                    return
+                await loop.sock_sendall(caller, _NOT_READY)
+                caller.shutdown(socket.SHUT_WR)
+                # Read and drop the rest, or the kernel would reset the connection and lose the answer.
+                while await loop.sock_recv(caller, 65536):
+                    pass
+
 
 log = logging.getLogger("hawkvision.datacenter")
 

@@ -1,0 +1,215 @@
+"""What an ingress replica follows on a cluster: the number of replicas like itself, the head, and Ray's own metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Sample
+from ray import serve
+from ray.serve import metrics
+
+log = logging.getLogger("hawkvision.datacenter")
+
+_PERIOD_S: Final = 2.0
+"""Between two questions to Serve's controller. Meanwhile the replicas may admit too few, or for as long too many."""
+
+
+class AdmissionShare:
+    """Tells an ingress replica how many requests it may have inside: the limit divided by the number of replicas.
+
+    Serve's replica context gives a number only for a fixed number of replicas, so a scaled one is asked for.
+    """
+
+    def __init__(self, limit: int, replicas: int, on_change: Callable[[int], None], *, scales: bool) -> None:
+        """Set the share for this many replicas.
+
+        Args:
+            limit: of the application.
+            replicas: their number, or the least if Serve `scales` it.
+            on_change: takes each new share.
+            scales: whether the number may change.
+        """
+        self._limit = limit
+        self._on_change = on_change
+        self._scales = scales
+        self._replicas = replicas
+        self._task: asyncio.Task[None] | None = None
+        on_change(share(limit, replicas))
+
+    def set_limit(self, limit: int) -> None:
+        """Share another limit."""
+        self._limit = limit
+        self._on_change(share(limit, self._replicas))
+
+    def start(self) -> None:
+        """Follow the number of replicas, if it may change. Needs Serve's replica context."""
+        if self._scales and self._task is None:
+            self._task = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        """Follow it no more."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _follow(self) -> None:
+        context = serve.get_replica_context()
+        while True:
+            try:
+                replicas = await asyncio.to_thread(_running_replicas, context.app_name, context.deployment)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises while its controller restarts
+                log.warning("the number of ingress replicas is unknown for now: %s", error)
+            else:
+                if replicas not in (0, self._replicas):
+                    self._replicas = replicas
+                    self._on_change(share(self._limit, replicas))
+            await asyncio.sleep(_PERIOD_S)
+
+
+def share(limit: int, replicas: int) -> int:
+    """One replica's part of the limit, at least one request; together at most a request per replica above it."""
+    return max(1, math.ceil(limit / replicas))
+
+
+def _running_replicas(app: str, deployment: str) -> int:
+    """The replicas of a deployment that serve now, or 0 if Serve does not know. Blocks."""
+    application = serve.status().applications.get(app)
+    deployed = None if application is None else application.deployments.get(deployment)
+    return 0 if deployed is None else int(deployed.replica_states.get("RUNNING", 0))
+
+
+_EVERY_S: Final = 1.0
+"""From one connection to the next."""
+_WITHIN_S: Final = 1.0
+"""How long a connection may take."""
+_LOST_AFTER: Final = 2
+"""Failures in a row. The head counts as gone 4 s after its death at the latest, and one slow accept does not count."""
+
+
+class HeadWatch:
+    """Connects to the head's control service again and again, and sends nothing. Used on one event loop."""
+
+    def __init__(self, address: str, on_change: Callable[[bool], None]) -> None:
+        """Prepare; the head counts as present.
+
+        Args:
+            address: of the control service (GCS), as `HOST:PORT`.
+            on_change: takes whether the head is present, whenever that changes.
+        """
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._on_change = on_change
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        failures = 0
+        while True:
+            before, failures = failures, 0 if await self._is_there() else failures + 1
+            if failures == _LOST_AFTER:
+                log.error("the head of the Ray cluster at %s:%d cannot be reached", self._host, self._port)
+                self._on_change(False)
+            elif failures == 0 and before >= _LOST_AFTER:
+                log.info("the head of the Ray cluster can be reached again")
+                self._on_change(True)
+            await asyncio.sleep(_EVERY_S)
+
+    async def _is_there(self) -> bool:
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
+
+
+_PERIOD_S: Final = 5.0
+"""Half of Ray's own period: a gauge that is not set for two of those disappears."""
+_NOT_PUBLISHED: Final = ("process_", "hawkvision_datacenter_key_requests")
+"""Ray has metrics of its processes; keys may be thousands."""
+MAX_SERIES: Final = 4096
+"""Per ingress replica. Tasks, stages, variants, paths and status codes make some hundreds."""
+
+
+class RayMetrics:
+    """Copies a registry to Ray's metrics while it runs. `start` within a running loop of a Serve replica."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._instruments: dict[str, Any] = {}
+        """Ray's counters and gauges, by name."""
+        self._values: dict[tuple[str, tuple[str, ...]], float] = {}
+        """The published value of each series; at most `MAX_SERIES`."""
+        self._publishing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Publish from now on."""
+        self._publishing = asyncio.create_task(self._publish_regularly())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._publishing is not None:
+            self._publishing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._publishing
+
+    async def _publish_regularly(self) -> None:
+        failed = False
+        while True:
+            try:
+                await asyncio.to_thread(self.publish)
+                failed = False
+            except Exception:  # whatever Ray raises while it is stopped
+                if not failed:
+                    log.exception("the metrics cannot be given to Ray for now")
+                failed = True
+            await asyncio.sleep(_PERIOD_S)
+
+    def publish(self) -> None:
+        """Bring Ray's metrics up to date. Blocks for some milliseconds."""
+        for family in self._registry.collect():
+            if family.name.startswith(_NOT_PUBLISHED):
+                continue
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    self._publish(family, sample)
+
+    def _publish(self, family: Metric, sample: Sample) -> None:
+        series = sample.name, tuple(sample.labels.values())
+        if series not in self._values and len(self._values) >= MAX_SERIES:
+            return
+        before, self._values[series] = self._values.get(series, 0.0), sample.value
+        if family.type != "counter":
+            self._instrument(metrics.Gauge, sample.name, family, sample).set(sample.value, tags=dict(sample.labels))
+        elif sample.value > before:
+            # Ray adds the suffix again.
+            name = sample.name.removesuffix("_total")
+            counter = self._instrument(metrics.Counter, name, family, sample)
+            counter.inc(sample.value - before, tags=dict(sample.labels))
+
+    def _instrument(self, kind: Any, name: str, family: Metric, sample: Sample) -> Any:
+        found = self._instruments.get(name)
+        if found is None:
+            found = kind(name, description=family.documentation, tag_keys=tuple(sample.labels))
+            self._instruments[name] = found
+        return found
