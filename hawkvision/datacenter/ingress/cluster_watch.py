@@ -17,7 +17,7 @@ from ray.serve import metrics
 
 log = logging.getLogger("hawkvision.datacenter")
 
-_PERIOD_S: Final = 2.0
+_ASK_S: Final = 2.0
 """Between two questions to Serve's controller. Meanwhile the replicas may admit too few, or for as long too many."""
 
 
@@ -71,7 +71,7 @@ class AdmissionShare:
                 if replicas not in (0, self._replicas):
                     self._replicas = replicas
                     self._on_change(share(self._limit, replicas))
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(_ASK_S)
 
 
 def share(limit: int, replicas: int) -> int:
@@ -143,7 +143,7 @@ class HeadWatch:
         return True
 
 
-_PERIOD_S: Final = 5.0
+_PUBLISH_S: Final = 5.0
 """Half of Ray's own period: a gauge that is not set for two of those disappears."""
 _NOT_PUBLISHED: Final = ("process_", "hawkvision_datacenter_key_requests")
 """Ray has metrics of its processes; keys may be thousands."""
@@ -183,7 +183,7 @@ class RayMetrics:
                 if not failed:
                     log.exception("the metrics cannot be given to Ray for now")
                 failed = True
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(_PUBLISH_S)
 
     def publish(self) -> None:
         """Bring Ray's metrics up to date. Blocks for some milliseconds."""

@@ -1,11 +1,12 @@
-"""The messages between the launcher and the ingress replicas on its machine, and the socket that carries them.
+"""The connection between the launcher and an ingress replica on its machine, and how both accept callers.
 
     launcher                                                    ingress replica
       listens on a Unix socket in its private folder  ◄──────── connects
-      PublicListener + the HTTP socket  ──────────────────────► accepts callers
-                                        ◄────────────────────── Serving, then Alive every `BEAT_S`
-      TakeDatagrams + the UDP socket, to one replica  ────────► DatagramOffer ──► the others
-      Reload (SIGHUP), Drain            ──────────────────────► Leaving, then it closes the connection
+      accept, with the HTTP socket  ──────────────────────────► accepts callers
+                                        ◄────────────────────── its state, every `BEAT_S` and whenever it changes
+      datagrams, with the UDP socket, to one replica  ────────► serves datagrams; its state says where
+      offer: what that replica says, to the others  ──────────► say it too
+      reload (SIGHUP), drain  ────────────────────────────────► at last it closes the connection
 
 A message is JSON and keeps its boundaries (SOCK_SEQPACKET); a socket travels beside it (SCM_RIGHTS, unix(7)). A path
 crosses network namespaces, an abstract name does not.
@@ -21,7 +22,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -29,52 +30,31 @@ from hawkvision.core.escalation_api import Transports
 
 BEAT_S: Final = 0.5
 MESSAGE_BYTES: Final = 64 * 1024
-"""The longest message. A `DatagramOffer` with its certificate takes some 2 kB."""
+"""The longest message. An offer with its certificate takes some 2 kB."""
 _CREDENTIALS: Final = struct.Struct("=iII")
 """`struct ucred` (unix(7)): process, user, group."""
 
 
-class PublicListener(msgspec.Struct, frozen=True, tag=True):
-    """The HTTP socket comes with this message."""
+class Instruction(msgspec.Struct, frozen=True):
+    """What the launcher wants of a replica."""
 
-    restarts: int
-    """How many tier processes preceded this one; for the metrics."""
-
-
-class TakeDatagrams(msgspec.Struct, frozen=True, tag=True):
-    """The UDP socket comes with this message, to one replica at a time."""
-
-
-class Reload(msgspec.Struct, frozen=True, tag=True):
-    """Read keys and certificates again."""
+    do: Literal["accept", "datagrams", "offer", "reload", "drain"]
+    restarts: int = 0
+    """With `accept`: how many tier processes preceded this one; for the metrics."""
+    transports: Transports | None = None
+    """With `offer`: what `GET /v1/transport` says of the datagram server, whichever replica has it."""
+    within_s: float = 0.0
+    """With `drain`: the time for the requests inside."""
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Accept nobody any more, answer the requests inside, and disconnect."""
+class IngressState(msgspec.Struct, frozen=True):
+    """That a replica's event loop runs, and what it does."""
 
-    within_s: float
+    serves: bool
+    """It accepts callers at the HTTP socket."""
+    transports: Transports | None = None
+    """What its datagram server offers; None if it has none."""
 
-
-class Serving(msgspec.Struct, frozen=True, tag=True):
-    """The replica accepts callers at the HTTP socket."""
-
-
-class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The replica's event loop runs."""
-
-
-class Leaving(msgspec.Struct, frozen=True, tag=True):
-    """The replica accepts no more callers."""
-
-
-class DatagramOffer(msgspec.Struct, frozen=True, tag=True):
-    """What `GET /v1/transport` says of the datagram server, whichever replica has it."""
-
-    transports: Transports
-
-
-FromLauncher: TypeAlias = PublicListener | TakeDatagrams | Reload | Drain | DatagramOffer
-FromIngress: TypeAlias = Serving | Alive | Leaving | DatagramOffer
 
 ReceivedT = TypeVar("ReceivedT")
 
@@ -141,7 +121,12 @@ def _set(arrived: asyncio.Future[None]) -> None:
         arrived.set_result(None)
 
 
-def connect_to_launcher(path: Path) -> MessageSocket[FromLauncher]:
+def socket_path(folder: Path) -> Path:
+    """Where the launcher of a tier listens: beside its folder for Ray, which Ray makes accessible to all."""
+    return folder.parent / "ingress"
+
+
+def connect_to_launcher(path: Path) -> MessageSocket[Instruction]:
     """A connection of an ingress replica.
 
     Raises:
@@ -153,7 +138,7 @@ def connect_to_launcher(path: Path) -> MessageSocket[FromLauncher]:
     except OSError:
         connection.close()
         raise
-    return MessageSocket(connection, msgspec.json.Decoder(FromLauncher))
+    return MessageSocket(connection, msgspec.json.Decoder(Instruction))
 
 
 def listen_for_ingress(path: Path, backlog: int) -> socket.socket:
@@ -176,7 +161,7 @@ def listen_for_ingress(path: Path, backlog: int) -> socket.socket:
     return listener
 
 
-def accept_ingress(listener: socket.socket) -> MessageSocket[FromIngress] | None:
+def accept_ingress(listener: socket.socket) -> MessageSocket[IngressState] | None:
     """A connection of an ingress replica; None if there is none, or a process of another user made it."""
     try:
         connection, _ = listener.accept()
@@ -186,7 +171,7 @@ def accept_ingress(listener: socket.socket) -> MessageSocket[FromIngress] | None
     if user != os.geteuid():
         connection.close()
         return None
-    return MessageSocket(connection, msgspec.json.Decoder(FromIngress))
+    return MessageSocket(connection, msgspec.json.Decoder(IngressState))
 
 
 log = logging.getLogger("hawkvision.datacenter")

@@ -22,13 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence, ServeStates
 from hawkvision.datacenter.ingress.cluster_watch import AdmissionShare, HeadWatch, RayMetrics
-from hawkvision.datacenter.ingress.launcher_link import LauncherLink
 from hawkvision.datacenter.ingress.public_server import PublicServer
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.servers.served_task import TaskState
@@ -97,16 +95,9 @@ class Ingress:
             self._variants[task] = HandleVariants(groups, ordered, presence if self._polls else None)
         certificates = None if launcher is None else server_certificates(config, "dc")
         self._reloads = FileWatcher.of(self._server.keys, certificates)
-        self._link: LauncherLink | None = None
+        self._public: PublicServer | None = None
         if launcher is not None:
-            self._public = PublicServer(config, self._server, certificates, self._reloads)
-            self._link = LauncherLink(
-                Path(launcher),
-                self._public,
-                reload=self._reloads.now,
-                on_restarts=tier.metrics.restarts.set,
-                on_transports=self._set_transports,
-            )
+            self._public = PublicServer(Path(launcher), config, self._server, certificates, self._reloads)
         least = config.ingress_min_replicas
         scales = launcher is None and least != config.ingress_max_replicas
         self._share = AdmissionShare(max_in_flight(config, catalogs), least, tier.set_limit, scales=scales)
@@ -148,7 +139,7 @@ class Ingress:
         """
         if self._describing is None:
             await self._start()
-        if self._link is not None and self._public.failed:
+        if self._public is not None and self._public.failed:
             raise BackendError("the server at the public sockets has ended")
 
     async def _start(self) -> None:
@@ -165,8 +156,8 @@ class Ingress:
             self._head.start()
         if self._ray_metrics is not None:
             self._ray_metrics.start()
-        if self._link is not None:
-            self._link.start()
+        if self._public is not None:
+            self._public.start()
 
     async def _describe(self) -> None:
         """Tell the metrics what runs the models of each task, as soon as a replica of each group says it."""
@@ -178,23 +169,20 @@ class Ingress:
 
     async def states(self) -> tuple[TaskState, ...] | None:
         """The state of each task; None while no replica serves at the public sockets of a launcher."""
-        if self._link is not None and not self._link.serves.is_set():
+        if self._public is not None and not self._public.serves.is_set():
             return None
         return self._server.tier.states()
 
     async def drain(self) -> None:
         """Answer the requests inside, and accept no more at the public sockets; Serve drains its own before."""
-        if self._link is not None:
-            await self._link.drain(DRAIN_S)
+        if self._public is not None:
+            await self._public.drain(DRAIN_S)
         await self._share.close()
         if self._head is not None:
             await self._head.close()
         if self._ray_metrics is not None:
             await self._ray_metrics.close()
         await self._reloads.close()
-
-    def _set_transports(self, transports: Transports) -> None:
-        self._server.transports = lambda: transports
 
 
 async def _backends(variants: HandleVariants) -> str:

@@ -1,4 +1,4 @@
-"""The tier process: `python -m hawkvision.datacenter.launch.child FD`, which only the launcher starts.
+"""The tier process: `python -m hawkvision.datacenter.launch.child FD FOLDER`, which only the launcher starts.
 
     launcher ──► keeper ──► tier process: enters a private network while it has a single thread, starts Ray, and deploys
                             the application
@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -33,29 +33,20 @@ ABANDON_S: Final = 1.0
 RAY_DIED: Final = 75
 """The exit status after a death in Ray (sysexits.h: EX_TEMPFAIL)."""
 SETTINGS_BYTES: Final = 256 * 1024
-"""The longest `TierSettings`; settings have a few kB."""
-
-
-class TierSettings(msgspec.Struct, frozen=True):
-    """What a tier process is told first, as JSON."""
-
-    config: dict[str, Any]
-    """The settings that differ from their defaults (`settings.load.chosen_settings`)."""
-    folder: str
-    """Private, for Ray's sockets and logs."""
-    launcher: str
-    """The Unix socket where ingress replicas get the public sockets."""
-    private_network: bool
-    """Whether Ray gets a network of its own."""
-
-
+"""The longest message of settings, which have a few kB."""
 LAUNCHER_DIED: Final = signal.SIGUSR1
 """The kernel's signal to the keeper at the launcher's death (prctl(2), PR_SET_PDEATHSIG)."""
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def main(number: int) -> int:
-    """Run until a signal. The exit status is 0 after a clean stop, 1 after a printed error."""
+def main(number: int, folder: Path) -> int:
+    """Run until a signal. The exit status is 0 after a clean stop, 1 after a printed error.
+
+    Args:
+        number: the descriptor of a socket to the launcher, which keeps message boundaries (SOCK_SEQPACKET). The first
+            message to the tier process is its settings, as JSON: those that differ from their defaults.
+        folder: private, for Ray's sockets and logs.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keeper = os.getpid()
     tier = os.fork()
@@ -65,7 +56,7 @@ def main(number: int) -> int:
     stop_with_parent(signal.SIGKILL)
     if os.getppid() != keeper:  # it died before the call
         return 1
-    return _run_tier(number)
+    return _run_tier(number, folder)
 
 
 def _keep(tier: int) -> int:
@@ -106,25 +97,25 @@ def _kill_descendants() -> None:
             os.waitpid(-1, 0)
 
 
-def _run_tier(number: int) -> int:
+def _run_tier(number: int, folder: Path) -> int:
     stopping = threading.Event()
     for each in _STOPS:
         signal.signal(each, lambda *_: stopping.set())
     with socket.socket(fileno=number) as launcher:
-        received = msgspec.json.decode(launcher.recv(SETTINGS_BYTES), type=TierSettings)
-        if received.private_network:
+        chosen = msgspec.json.decode(launcher.recv(SETTINGS_BYTES))
+        if chosen.get("ray_network") != "shared":  # the launcher has resolved `auto`
             enter_private_network()
         # Imported here: NumPy starts threads, and a process with several threads cannot enter a user namespace.
         from hawkvision.core import logs
         from hawkvision.core.errors import HawkVisionError
         from hawkvision.core.settings.config import DatacenterConfig
         from hawkvision.core.settings.load import load_config
-        from hawkvision.datacenter.launch.tier_process import Launch, serve
+        from hawkvision.datacenter.launch.tier_process import serve
 
         try:
-            config = load_config(DatacenterConfig, overrides=received.config, environ={})
+            config = load_config(DatacenterConfig, overrides=chosen, environ={})
             logs.configure(config.log_level, config.log_format)
-            serve(Launch(config, Path(received.folder), Path(received.launcher), launcher), stopping)
+            serve(config, folder, launcher, stopping)
         except HawkVisionError as error:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201  the command's output
             return 1
@@ -132,4 +123,4 @@ def _run_tier(number: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])))

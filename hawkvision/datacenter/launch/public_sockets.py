@@ -19,20 +19,14 @@ from typing import Final
 import msgspec
 
 from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.ingress.launcher_socket import (
     BEAT_S,
     Acceptor,
-    Alive,
-    DatagramOffer,
-    Drain,
-    FromIngress,
-    Leaving,
+    IngressState,
+    Instruction,
     MessageSocket,
-    PublicListener,
-    Reload,
-    Serving,
-    TakeDatagrams,
     accept_ingress,
     listen_for_ingress,
 )
@@ -43,22 +37,35 @@ BACKLOG: Final = 1024
 """Connections that wait for `accept`; the kernel may allow fewer (net.core.somaxconn)."""
 
 
-@dataclass(frozen=True, slots=True)
 class PublicSockets:
-    """The sockets where callers reach the tier."""
+    """The sockets where callers reach the tier. Close them."""
 
-    http: socket.socket
-    datagrams: socket.socket | None
+    def __init__(self, config: DatacenterConfig) -> None:
+        """Listen at the addresses of the settings; port 0 takes a free one.
 
-    @property
-    def all(self) -> tuple[socket.socket, ...]:
-        """The open ones, HTTP's first."""
-        return (self.http,) if self.datagrams is None else (self.http, self.datagrams)
+        Raises:
+            ConfigError: if an address cannot be listened on.
+        """
+        try:
+            self.http = _listen(config.host, config.port)
+        except OSError as error:
+            raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
+        self.datagrams: socket.socket | None = None
+        port = config.feature(DatagramSettings).port
+        if port is None:
+            return
+        try:
+            self.datagrams = bind(config.host, port)
+        except OSError as error:
+            self.http.close()
+            raise ConfigError(
+                f"dc.host, dc.datagram_port: cannot listen on UDP {config.host}:{port}: {error}"
+            ) from None
 
     @property
     def inodes(self) -> frozenset[int]:
         """Their inode numbers in /proc/net."""
-        return frozenset(os.fstat(its.fileno()).st_ino for its in self.all)
+        return frozenset(os.fstat(its.fileno()).st_ino for its in (self.http, self.datagrams) if its is not None)
 
     @property
     def shown_host(self) -> str:
@@ -68,28 +75,9 @@ class PublicSockets:
 
     def close(self) -> None:
         """Close them in this process; they stay open in others."""
-        for its in self.all:
-            its.close()
-
-
-def open_sockets(config: DatacenterConfig) -> PublicSockets:
-    """Listen at the addresses of the settings; port 0 takes a free one.
-
-    Raises:
-        ConfigError: if an address cannot be listened on.
-    """
-    try:
-        http = _listen(config.host, config.port)
-    except OSError as error:
-        raise ConfigError(f"dc.host, dc.port: cannot listen on {config.host}:{config.port}: {error}") from None
-    port = config.feature(DatagramSettings).port
-    if port is None:
-        return PublicSockets(http, None)
-    try:
-        return PublicSockets(http, bind(config.host, port))
-    except OSError as error:
-        http.close()
-        raise ConfigError(f"dc.host, dc.datagram_port: cannot listen on UDP {config.host}:{port}: {error}") from None
+        self.http.close()
+        if self.datagrams is not None:
+            self.datagrams.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -183,7 +171,7 @@ _CLOSING_S: Final = 1.0
 class _Link:
     """One connected ingress replica."""
 
-    channel: MessageSocket[FromIngress]
+    channel: MessageSocket[IngressState]
     received_at: float
     """When its last message came, in loop time."""
     serves: bool = False
@@ -204,7 +192,7 @@ class IngressLinks:
         self._links: dict[_Link, asyncio.Task[None]] = {}
         self._datagrams_at: _Link | None = None
         """The replica that has the UDP socket."""
-        self._offer: DatagramOffer | None = None
+        self._offer: Transports | None = None
         self._draining = False
         self._listener: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -222,7 +210,7 @@ class IngressLinks:
     def reload(self) -> None:
         """Have all replicas read keys and certificates again."""
         for link in self._links:
-            link.channel.send(Reload())
+            link.channel.send(Instruction("reload"))
 
     async def drain(self, within_s: float) -> None:
         """Leave new callers to the standby listener, and wait until the replicas have answered those inside."""
@@ -230,7 +218,7 @@ class IngressLinks:
         links = list(self._links)
         for link in links:
             link.serves = False
-            link.channel.send(Drain(within_s))
+            link.channel.send(Instruction("drain", within_s=within_s))
         self._update()
         waiting = [asyncio.create_task(link.gone.wait()) for link in links]
         if waiting:
@@ -265,15 +253,15 @@ class IngressLinks:
     async def _attend(self, link: _Link) -> None:
         """Handle the messages of a replica until it disconnects."""
         try:
-            if not link.channel.send(PublicListener(self._restarts), self._sockets.http):
+            if not link.channel.send(Instruction("accept", restarts=self._restarts), self._sockets.http):
                 return
             if self._offer is not None:
-                link.channel.send(self._offer)
+                link.channel.send(Instruction("offer", transports=self._offer))
             while True:
-                message, passed = await link.channel.receive()
+                state, passed = await link.channel.receive()
                 if passed is not None:
                     passed.close()
-                self._handle(link, message)
+                self._handle(link, state)
         except ConnectionError:
             pass
         finally:
@@ -285,23 +273,17 @@ class IngressLinks:
                 self._datagrams_at = None
             self._update()
 
-    def _handle(self, link: _Link, message: FromIngress) -> None:
+    def _handle(self, link: _Link, state: IngressState) -> None:
         link.received_at = asyncio.get_running_loop().time()
         if link.silent:
             link.silent = False
             log.info("an ingress replica responds again")
-        match message:
-            case Alive():
-                pass
-            case Serving():
-                link.serves = not self._draining
-            case Leaving():
-                link.serves = False
-            case DatagramOffer() if link is self._datagrams_at:
-                self._offer = message
-                for other in self._links:
-                    if other is not link:
-                        other.channel.send(message)
+        link.serves = state.serves and not self._draining
+        if link is self._datagrams_at and state.transports not in (None, self._offer):
+            self._offer = state.transports
+            for other in self._links:
+                if other is not link:
+                    other.channel.send(Instruction("offer", transports=self._offer))
         self._update()
 
     def _update(self) -> None:
@@ -316,7 +298,7 @@ class IngressLinks:
         # A silent replica keeps the socket: as soon as it goes on, it would read from it beside the next one.
         if self._datagrams_at is None and self._sockets.datagrams is not None:
             first = serving[0]
-            if first.channel.send(TakeDatagrams(), self._sockets.datagrams):
+            if first.channel.send(Instruction("datagrams"), self._sockets.datagrams):
                 self._datagrams_at = first
 
     async def _watch(self) -> None:

@@ -2,8 +2,8 @@
 
     launcher ── settings ───────────────────────────► tier process: Ray and all its processes, in a network of their own
              ◄── "ready", "lost" ────────────────────
-             ── public sockets, reload, drain ──────► ingress replicas, which are among them (`ingress_links`)
-             ── 503 while none of them serves ──► callers (`standby_listener`)
+             ── public sockets, reload, drain ──────► ingress replicas, which are among them (`public_sockets`)
+             ── 503 while none of them serves ──► callers (`StandbyListener`)
 
 The launcher imports neither Ray nor models. It replaces a tier process that dies, because of a death in Ray or a
 defect: at once, then after growing pauses, a bounded number of times. If the launcher is killed, the kernel ends all
@@ -33,10 +33,11 @@ from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import chosen_settings
 from hawkvision.datacenter.deployment.ray_settings import check_ray
-from hawkvision.datacenter.launch.child import ABANDON_S, LAUNCHER_DIED, LOST, RAY_DIED, READY, TierSettings
+from hawkvision.datacenter.ingress.launcher_socket import socket_path
+from hawkvision.datacenter.launch.child import ABANDON_S, LAUNCHER_DIED, LOST, RAY_DIED, READY
 from hawkvision.datacenter.launch.folder import private_folder
 from hawkvision.datacenter.launch.isolation import family, listeners, network_of, uninvited, why_not_private
-from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener, open_sockets
+from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener
 from hawkvision.system.child_server import adopt_orphans, stop_with_parent
 
 log = logging.getLogger("hawkvision.datacenter")
@@ -66,7 +67,7 @@ def launch(config: DatacenterConfig, stopping: threading.Event) -> int:
     check_ray()
     _check_options(config)
     config = _with_ray_network(config)
-    with contextlib.closing(open_sockets(config)) as sockets, private_folder() as folder:
+    with contextlib.closing(PublicSockets(config)) as sockets, private_folder() as folder:
         adopt_orphans()
         return asyncio.run(_Launcher(config, sockets, folder).run(stopping))
 
@@ -131,7 +132,7 @@ class _Launcher:
     async def run(self, stopping: threading.Event) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_stop_signal)
+            loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         if stopping.is_set():
             self._stop.set()
@@ -177,14 +178,15 @@ class _Launcher:
     async def _one_process(self) -> int:
         """Run a tier process and return its exit status, or the negative number of the signal that ended it."""
         self._standby.open()
-        path = self._folder.parent / "ingress"
-        self._links = links = IngressLinks(path, self._sockets, self._standby, self._restarts.count)
+        self._links = links = IngressLinks(
+            socket_path(self._folder), self._sockets, self._standby, self._restarts.count
+        )
         links.open()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
             process = await self._start(theirs)
-            ours.send(msgspec.json.encode(self._settings(path)))
+            ours.send(msgspec.json.encode(chosen_settings(self._config)))
             reading = asyncio.create_task(self._read_messages(ours, links))
             stopping = asyncio.create_task(self._stop.wait())
             ended = asyncio.create_task(process.wait())
@@ -213,18 +215,15 @@ class _Launcher:
             "-m",
             "hawkvision.datacenter.launch.child",
             str(theirs.fileno()),
+            str(self._folder),
             pass_fds=(theirs.fileno(),),
-            env=self._environment(),
+            env={**os.environ, "RAY_TMPDIR": str(self._folder)},
             # Ctrl-C must reach only the launcher, which stops the others in order.
             process_group=0,
             preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
         )
         theirs.close()
         return process
-
-    def _settings(self, path: Path) -> TierSettings:
-        private = self._config.ray_network == "private"
-        return TierSettings(chosen_settings(self._config), str(self._folder), str(path), private)
 
     async def _end(self, process: Process, ended: asyncio.Task[int], links: IngressLinks) -> None:
         """Drain the ingress, then stop the tier process, by force if it takes too long."""
@@ -285,12 +284,6 @@ class _Launcher:
         print(f"ready: {scheme}://{shown}:{port}{path}", flush=True)  # noqa: T201  the contract
         if self._sockets.datagrams is not None:
             print(f"datagram: udp://{shown}:{self._sockets.datagrams.getsockname()[1]}", flush=True)  # noqa: T201
-
-    def _environment(self) -> dict[str, str]:
-        return {**os.environ, "RAY_TMPDIR": str(self._folder)}
-
-    def _on_stop_signal(self) -> None:
-        self._stop.set()
 
     def _on_hangup(self) -> None:
         if self._links is not None:

@@ -11,11 +11,11 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter.ingress.launcher_socket import socket_path
 from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.launch.child import ABANDON_S, LOST, RAY_DIED, READY
 from hawkvision.datacenter.servers.http_server import make_http_server
@@ -36,27 +36,16 @@ _SLOW_S: Final = 60.0
 """After so long, and again after as long, a start that is not over is reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What the launcher tells a tier process."""
-
-    config: DatacenterConfig
-    folder: Path
-    """Private, for Ray's sockets and logs."""
-    ingress_socket: Path
-    """Where ingress replicas get the public sockets."""
-    launcher: socket.socket
-    """Keeps message boundaries (SOCK_SEQPACKET)."""
-
-
-def serve(launch: Launch, stopping: threading.Event) -> None:
+def serve(config: DatacenterConfig, folder: Path, launcher: socket.socket, stopping: threading.Event) -> None:
     """Run the application on a private Ray until SIGTERM or SIGINT; then stop Ray and return.
 
     Tells the launcher when the application serves. If Ray's raylet or its global control store dies, the process ends
     with the status `RAY_DIED`, because neither can be replaced while Ray runs.
 
     Args:
-        launch: settings, paths and the launcher.
+        config: the tier's settings.
+        folder: private, for Ray's sockets and logs.
+        launcher: a socket that keeps message boundaries.
         stopping: set by a signal that came before; it ends the start at its next step.
 
     Raises:
@@ -64,7 +53,6 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
         ArtifactError: if each task lacks a model file, or has another one than the manifest names.
         BackendError: if no task can be served.
     """
-    config = launch.config
     catalogs = load_catalogs(config)
     # Replicas and ingress read all that again; here a mistake is an error of one line.
     check_models(config, catalogs)
@@ -72,16 +60,21 @@ def serve(launch: Launch, stopping: threading.Event) -> None:
     server_certificates(config, "dc")
     local_ray.set_environment()
     adopt_orphans()  # `local_ray.stop_ray` ends them
-    asyncio.run(_TierProcess(launch, catalogs).run(stopping))
+    asyncio.run(_TierProcess(config, folder, launcher, catalogs).run(stopping))
 
 
 class _TierProcess:
-    def __init__(self, launch: Launch, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
+    def __init__(
+        self,
+        config: DatacenterConfig,
+        folder: Path,
+        launcher: socket.socket,
+        catalogs: Mapping[str, Catalog | TaskFailure],
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._launcher = launcher
         self._catalogs = catalogs
-        self._config = launch.config
-        self._folder = launch.folder
-        self._ingress_socket = launch.ingress_socket
-        self._launcher = launch.launcher
         self._waits_for = "the application is built"
 
     async def run(self, stopping: threading.Event) -> None:
@@ -162,7 +155,7 @@ class _TierProcess:
     def _application(self) -> Application:
         from hawkvision.datacenter.ingress.application import application
 
-        return application(self._config, self._ingress_socket, self._catalogs)
+        return application(self._config, socket_path(self._folder), self._catalogs)
 
     def _report(self, word: bytes) -> None:
         """Send the launcher a word; if the launcher is gone, the kernel ends this process as well."""

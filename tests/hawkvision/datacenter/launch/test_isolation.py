@@ -26,14 +26,14 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.ray_settings import check_ray
 from hawkvision.datacenter.ingress.launcher_socket import (
-    PublicListener,
+    Instruction,
     accept_ingress,
     connect_to_launcher,
     listen_for_ingress,
 )
 from hawkvision.datacenter.launch.folder import LONGEST_BASE_BYTES, PREFIX, private_folder
 from hawkvision.datacenter.launch.isolation import address_of, family, listeners, network_of, uninvited
-from hawkvision.datacenter.launch.public_sockets import open_sockets
+from hawkvision.datacenter.launch.public_sockets import PublicSockets
 from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.transport.settings import DatagramSettings
 from tests.bench.robustness.exposure import (
@@ -251,16 +251,16 @@ def test_a_listener_that_was_handed_over_is_the_same_one(tmp_path: Path) -> None
         config = DatacenterConfig(port=0, features=(DatagramSettings(port=0),))
         path = tmp_path / "s"
         with (
-            closing(open_sockets(config)) as opened,
+            closing(PublicSockets(config)) as opened,
             closing(listen_for_ingress(path, 1)) as listener,
             closing(connect_to_launcher(path)) as replica,
         ):
             launcher = accept_ingress(listener)
             assert launcher is not None
             with closing(launcher):
-                assert launcher.send(PublicListener(2), opened.http)
+                assert launcher.send(Instruction("accept", restarts=2), opened.http)
                 message, taken = await replica.receive()
-            assert (message, taken is not None) == (PublicListener(2), True)
+            assert (message, taken is not None) == (Instruction("accept", restarts=2), True)
             assert taken is not None
             with taken, socket.create_connection(opened.http.getsockname()) as caller:
                 assert os.fstat(taken.fileno()).st_ino == os.fstat(opened.http.fileno()).st_ino

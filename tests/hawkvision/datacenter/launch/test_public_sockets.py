@@ -15,14 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.core.escalation_api import Transports
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.ingress.launcher_link import LauncherLink
-from hawkvision.datacenter.ingress.launcher_socket import FromLauncher, MessageSocket, connect_to_launcher
+from hawkvision.datacenter.ingress.launcher_socket import Instruction, MessageSocket, connect_to_launcher
 from hawkvision.datacenter.ingress.public_server import PublicServer
-from hawkvision.datacenter.launch import ingress_links
-from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener, open_sockets
-from hawkvision.datacenter.servers.http_server import HttpServer, make_http_server
+from hawkvision.datacenter.launch import public_sockets
+from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener
+from hawkvision.datacenter.servers.http_server import make_http_server
 from hawkvision.datacenter.stages.catalog import load_catalogs
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.transport.settings import DatagramSettings
@@ -30,13 +28,16 @@ from hawkvision.transport.settings import DatagramSettings
 LIMIT_S = 60.0
 
 
-@dataclass
 class Replica:
     """The parts of an ingress replica that face the launcher."""
 
-    link: LauncherLink
-    server: HttpServer
-    reloads: list[None]
+    def __init__(self, config: DatacenterConfig, path: Path) -> None:
+        self.server = make_http_server(config, load_catalogs(config))
+        self.reloads: list[None] = []
+        watcher = FileWatcher.of(self.server.keys)
+        watcher.add("nothing", [Path("/nowhere")], lambda: self.reloads.append(None))
+        self.public = PublicServer(path, config, self.server, None, watcher)
+        self.public.start()
 
 
 @dataclass
@@ -49,22 +50,7 @@ class Launcher:
     links: IngressLinks
 
     def replica(self) -> Replica:
-        server = make_http_server(self.config, load_catalogs(self.config))
-        public = PublicServer(self.config, server, None, FileWatcher.of(server.keys))
-        reloads: list[None] = []
-
-        def offered(transports: Transports) -> None:
-            server.transports = lambda: transports
-
-        link = LauncherLink(
-            self.path,
-            public,
-            reload=lambda: reloads.append(None),
-            on_restarts=server.tier.metrics.restarts.set,
-            on_transports=offered,
-        )
-        link.start()
-        return Replica(link, server, reloads)
+        return Replica(self.config, self.path)
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Status and body of a request at the public socket."""
@@ -88,7 +74,7 @@ class Launcher:
 
 @asynccontextmanager
 async def launcher(config: DatacenterConfig, folder: Path) -> AsyncIterator[Launcher]:
-    with closing(open_sockets(config)) as sockets:
+    with closing(PublicSockets(config)) as sockets:
         standby = StandbyListener(sockets.http)
         links = IngressLinks(folder / "ingress", sockets, standby, restarts=3)
         standby.open()
@@ -115,7 +101,7 @@ def test_callers_get_503_until_a_replica_serves_and_again_once_it_has_left(
             await asyncio.wait_for(started.links.serving.wait(), LIMIT_S)
             served = await started.get("/healthz")
             metrics = await started.get("/metrics")
-            await replica.link.drain(5.0)
+            await replica.public.drain(5.0)
             await started.until(lambda: not started.links.serving.is_set())
             after = await started.get("/healthz")
         assert (before[0], served, after[0]) == (503, (200, b"ok"), 503)
@@ -135,12 +121,12 @@ def test_the_udp_socket_is_one_replicas_at_a_time_and_the_others_offer_it_too(
             await started.until(lambda: second.server.transports().datagram is not None)
             offered = first.server.transports()
             assert second.server.transports() == offered
-            await first.link.drain(5.0)
+            await first.public.drain(5.0)
             # Without a certificate of the operator, each replica makes its own.
             await started.until(lambda: second.server.transports() != offered)
             assert second.server.transports().datagram is not None
             assert (await started.get("/healthz"))[0] == 200
-            await second.link.drain(5.0)
+            await second.public.drain(5.0)
 
     asyncio.run(scenario())
 
@@ -150,15 +136,15 @@ def test_a_hangup_and_a_drain_reach_all_replicas(public: DatacenterConfig, tmp_p
         async with launcher(public, tmp_path) as started:
             replicas = [started.replica(), started.replica()]
             for replica in replicas:
-                await asyncio.wait_for(replica.link.serves.wait(), LIMIT_S)
+                await asyncio.wait_for(replica.public.serves.wait(), LIMIT_S)
             started.links.reload()
             await started.until(lambda: all(replica.reloads for replica in replicas))
             await asyncio.wait_for(started.links.drain(5.0), LIMIT_S)
             assert (await started.get("/healthz"))[0] == 503
             late = started.replica()
             await started.get("/healthz")
-            assert not late.link.serves.is_set()
-            await late.link.drain(0.0)
+            assert not late.public.serves.is_set()
+            await late.public.drain(0.0)
 
     asyncio.run(scenario())
 
@@ -184,16 +170,16 @@ def test_what_does_not_keep_to_the_protocol_is_disconnected_and_changes_nothing(
 def test_connections_of_ingress_replicas_are_bounded(
     public: DatacenterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingress_links, "MAX_LINKS", 1)
+    monkeypatch.setattr(public_sockets, "MAX_LINKS", 1)
 
     async def scenario() -> None:
         async with launcher(public, tmp_path) as started:
             replica = started.replica()
-            await asyncio.wait_for(replica.link.serves.wait(), LIMIT_S)
+            await asyncio.wait_for(replica.public.serves.wait(), LIMIT_S)
             refused = connect_to_launcher(started.path)
             with closing(refused), pytest.raises(ConnectionError, match="the other end is gone"):
                 await asyncio.wait_for(refused.receive(), LIMIT_S)
-            await replica.link.drain(0.0)
+            await replica.public.drain(0.0)
 
     asyncio.run(scenario())
 
@@ -202,11 +188,11 @@ def test_connections_of_ingress_replicas_are_bounded(
 def test_a_message_is_valid_or_ends_the_connection(sent: bytes) -> None:
     async def scenario() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with closing(MessageSocket(ours, msgspec.json.Decoder(FromLauncher))) as channel, theirs:
+        with closing(MessageSocket(ours, msgspec.json.Decoder(Instruction))) as channel, theirs:
             theirs.send(sent)
             with suppress(ConnectionError):
                 message, passed = await channel.receive()
-                assert isinstance(message, FromLauncher)
+                assert isinstance(message, Instruction)
                 assert passed is None
 
     asyncio.run(scenario())
