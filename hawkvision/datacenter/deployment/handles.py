@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import grpc
 from ray.exceptions import RayActorError
@@ -22,7 +22,6 @@ from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
     Part,
     Presence,
-    ReplicaRequest,
     decode_presence,
     decode_reply,
     encode_request,
@@ -62,20 +61,16 @@ class ReplicaPresence(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Methods:
-    """A replica's methods as Serve calls them for images."""
+_Methods: TypeAlias = tuple[Any, Any]
+"""A replica's `classify` and `classify_streaming` as Serve calls them."""
 
-    classify: Any
-    classify_streaming: Any
 
-    @classmethod
-    def of(cls, handle: DeploymentHandle) -> _Methods:
-        """Those of a group's handle; needs a running event loop."""
-        # By gRPC wherever this runs: else Serve would put large images into Ray's object store. Cloudpickle, Serve's
-        # default, takes longer, and these arguments are numbers and bytes.
-        direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
-        return cls(direct.classify, direct.options(stream=True).classify_streaming)
+def _methods(handle: DeploymentHandle) -> _Methods:
+    """Those of a group's handle; needs a running event loop."""
+    # By gRPC wherever this runs: else Serve would put large images into Ray's object store. Cloudpickle, Serve's
+    # default, takes longer, and these arguments are numbers and bytes.
+    direct = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+    return direct.classify, direct.options(stream=True).classify_streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ class _Call:
     def message(self) -> tuple[int, bytes, bytes]:
         """The arguments of the replica's method, as of now."""
         left_ms = None if self.deadline is None else self.deadline.remaining_ms(time.monotonic())
-        return PROTOCOL, self.image, encode_request(ReplicaRequest(self.evaluations, left_ms, self.request))
+        return PROTOCOL, self.image, encode_request(self.evaluations, left_ms, self.request)
 
 
 class HandleVariants:
@@ -127,7 +122,7 @@ class HandleVariants:
         """
         by_group = groupby(evaluations, lambda evaluation: self._groups[next(iter(evaluation.wanted))])
         for (group, handle), of_group in by_group:
-            methods = self._methods.get(group) or self._methods.setdefault(group, _Methods.of(handle))
+            methods = self._methods.get(group) or self._methods.setdefault(group, _methods(handle))
             call = _Call(group, methods, image, tuple(of_group), deadline, current_request())
             if not streaming:
                 for part in await self._plain(call):
@@ -146,7 +141,7 @@ class HandleVariants:
     async def _plain(self, call: _Call) -> tuple[Part, ...]:
         for left in reversed(range(_TRIES)):
             self._check_live(call.group)
-            response = call.methods.classify.remote(*call.message())
+            response = call.methods[0].remote(*call.message())
             try:
                 return decode_reply(await self._reply(call, response))
             except ReplicaGone:
@@ -161,7 +156,7 @@ class HandleVariants:
         for left in reversed(range(_TRIES)):
             replied = False
             self._check_live(call.group)
-            stream = call.methods.classify_streaming.remote(*call.message())
+            stream = call.methods[1].remote(*call.message())
             try:
                 while (reply := await self._reply(call, anext(stream, None))) is not None:
                     replied = True

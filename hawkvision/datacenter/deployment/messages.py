@@ -35,18 +35,11 @@ Part: TypeAlias = tuple[VariantAnswer, ...]
 _Length: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Answer: TypeAlias = tuple[str, Augmentation, tuple[_Length, ...], bytes, float, float, float, int]
 """A `VariantAnswer` without its statement; the output is its shape and its numbers, float32 and little-endian."""
+ReplicaRequest: TypeAlias = tuple[tuple[EvaluationRequest, ...], float | None, RequestIds | None]
+"""What to evaluate on an image; the milliseconds left when this was sent, because clocks of machines differ, or None
+without a deadline; and the caller's request, for the log."""
 MessageT = TypeVar("MessageT")
 _NUMBERS: Final = np.dtype("<f4")
-
-
-class ReplicaRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What to evaluate on an image."""
-
-    evaluations: tuple[EvaluationRequest, ...]
-    remaining_ms: float | None
-    """Time left when this was sent; None for no deadline. Clocks of machines differ."""
-    request: RequestIds | None
-    """The caller's request, for the log."""
 
 
 class Answers(msgspec.Struct, frozen=True, array_like=True, tag="answers"):
@@ -83,9 +76,11 @@ _decode_reply: Final = msgspec.msgpack.Decoder(Answers | Failure).decode
 _decode_presence: Final = msgspec.msgpack.Decoder(Presence).decode
 
 
-def encode_request(request: ReplicaRequest) -> bytes:
-    """The bytes of a request."""
-    return _encode(request)
+def encode_request(
+    evaluations: tuple[EvaluationRequest, ...], remaining_ms: float | None, ids: RequestIds | None
+) -> bytes:
+    """The bytes of a `ReplicaRequest`."""
+    return _encode((evaluations, remaining_ms, ids))
 
 
 def decode_request(data: bytes) -> ReplicaRequest:
@@ -94,7 +89,8 @@ def decode_request(data: bytes) -> ReplicaRequest:
     Raises:
         InternalError: if they are not one of this version.
     """
-    return _decoded(_decode_request, data)
+    request: ReplicaRequest = _decoded(_decode_request, data)
+    return request
 
 
 def encode_answers(parts: Sequence[Part]) -> bytes:

@@ -106,11 +106,10 @@ class ReplicaEndpoint:
 
     async def _run(self, protocol: int, image: bytes, request: bytes, *, streaming: bool) -> AsyncGenerator[Part]:
         check_protocol(protocol)
-        sent = decode_request(request)
-        resume(sent.request)
-        left_ms = sent.remaining_ms
+        evaluations, left_ms, ids = decode_request(request)
+        resume(ids)
         deadline = None if left_ms is None else Deadline.after_ms(left_ms, time.monotonic())
-        async with aclosing(self.replica.run(image, sent.evaluations, deadline, streaming=streaming)) as parts:
+        async with aclosing(self.replica.run(image, evaluations, deadline, streaming=streaming)) as parts:
             async for part in parts:
                 yield part
 

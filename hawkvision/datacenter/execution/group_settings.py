@@ -24,52 +24,32 @@ WIDE: Final = 2
 """Threads for an image that is alone, unless a setting says otherwise; see `inference.adaptive_parallelism`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaThreads:
-    """How many threads decode and how many infer."""
+def replica_threads(group: Group, config: DatacenterConfig) -> tuple[int, int]:
+    """How many threads of each replica of a group decode and how many infer.
 
-    decode: int
-    """0: those that infer decode as well."""
-    infer: int
-
-    @property
-    def cores(self) -> int:
-        """The cores that they can keep busy."""
-        return self.decode + self.infer
-
-    def wide(self, wanted: int) -> int:
-        """Threads for an image that is alone: as many as wanted, or as there are."""
-        return min(wanted, self.infer)
-
-
-def replica_threads(group: Group, config: DatacenterConfig) -> ReplicaThreads:
-    """The threads of each replica of a group: what `dc.num_cpus` allows, or else what the group can use.
-
-    A group can use a thread per variant, or those of an image that is alone if they are more.
+    As many as `dc.num_cpus` allows, or else as the group can use: one per variant, or those of an image that is alone
+    if they are more. Where none decodes, those that infer do.
     """
     if config.num_cpus is not None:
-        return _within(max(1, int(config.num_cpus)))
+        cores = max(1, int(config.num_cpus))
+        decode = min(_DECODING, (cores + 1) // 3)
+        return decode, cores - decode
     alone = (config.intra_op_threads or WIDE) if divides(config.backend, config.onnx_providers) else 1
     infer = max(len(group.variants), alone)
-    return ReplicaThreads(min(_DECODING, infer), infer)
+    return min(_DECODING, infer), infer
 
 
 def replica_cpus(group: Group, config: DatacenterConfig) -> float:
     """The cores that Ray reserves for each replica of a group."""
-    return float(replica_threads(group, config).cores) if config.num_cpus is None else config.num_cpus
-
-
-def _within(cores: int) -> ReplicaThreads:
-    """At most so many threads: one in three decodes, at most two."""
-    decode = min(_DECODING, (cores + 1) // 3)
-    return ReplicaThreads(decode, cores - decode)
+    return float(sum(replica_threads(group, config))) if config.num_cpus is None else config.num_cpus
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
     """What a replica keeps as long as it lives; it travels to it in Ray's deployment record."""
 
-    threads: ReplicaThreads
+    decoding_threads: int
+    inference_threads: int
     memory_bytes: int | None
     request_memory_bytes: int | None
     replicas: int
@@ -126,8 +106,10 @@ class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def process_settings(group: Group, catalog: Catalog, config: DatacenterConfig) -> ProcessSettings:
     """What all replicas of a group keep."""
+    decode, infer = replica_threads(group, config)
     return ProcessSettings(
-        threads=replica_threads(group, config),
+        decoding_threads=decode,
+        inference_threads=infer,
         memory_bytes=config.memory_bytes,
         request_memory_bytes=config.request_memory_bytes,
         replicas=config.max_replicas * len(catalog.groups),

@@ -29,15 +29,6 @@ _RECENT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInput:
-    """An image as a model's input (height, width, 3), and how places in it map to the image."""
-
-    pixels: Pixels
-    to_image: ToImage | None = None
-    """None for kinds without places."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Views:
     """The views of one image, and whether no other variant runs on it meanwhile."""
 
@@ -92,17 +83,21 @@ class Model:
         self._batcher: Batcher[_Views, Output] = Batcher(self._infer, max_size=max_batch_size, clock=MonotonicClock())
 
     async def infer(
-        self, image: ModelInput, views: Augmentation, deadline: Deadline | None, *, alone: bool
+        self, upright: Pixels, to_image: ToImage | None, views: Augmentation, deadline: Deadline | None, *, alone: bool
     ) -> BatchedResult[Output]:
         """The output for an image's views, combined if there are two; places in it are those in the upright image.
 
-        The deadline is on `MonotonicClock`.
+        Args:
+            upright: the image as the model's input (height, width, 3).
+            to_image: maps places in that to the image; None for kinds without places.
+            views: those to evaluate.
+            deadline: on `MonotonicClock`.
+            alone: whether no other variant runs on the image meanwhile.
 
         Raises:
             DeadlineMissed: if the deadline passes before inference begins.
         """
-        images = _images(image.pixels, views)
-        return await self._batcher.submit(_Views(images, views, image.to_image, alone), deadline)
+        return await self._batcher.submit(_Views(_images(upright, views), views, to_image, alone), deadline)
 
     async def check_health(self, limit_s: float) -> None:
         """Infer a blank image, unless an inference has succeeded lately.
@@ -113,8 +108,8 @@ class Model:
         if time.monotonic() - self._succeeded_at < _RECENT_S:
             return
         if self._check is None or self._check.done():
-            blank = ModelInput(np.zeros(self._narrow.input_shape, np.uint8))
-            self._check = asyncio.create_task(self.infer(blank, Augmentation.UPRIGHT, None, alone=True))
+            blank = np.zeros(self._narrow.input_shape, np.uint8)
+            self._check = asyncio.create_task(self.infer(blank, None, Augmentation.UPRIGHT, None, alone=True))
         try:
             async with asyncio.timeout(limit_s):
                 await asyncio.shield(self._check)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hawkvision.core.types import Pixels
-from hawkvision.datacenter.execution.group_settings import WIDE, GroupSettings, ReplicaThreads
+from hawkvision.datacenter.execution.group_settings import WIDE, GroupSettings
 from hawkvision.datacenter.execution.model import Model
 from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
 from hawkvision.imaging.image_header import ImageHeader
@@ -33,10 +33,8 @@ BATCH_ON_CPU: Final = 8
 class ModelSet:
     """Loaded, verified and warmed-up variants. Closes them after `retire`, once the last image has left."""
 
-    def __init__(
-        self, settings: GroupSettings, threads: ReplicaThreads, inferring: Executor, rates: DecodingRates
-    ) -> None:
-        """Load the variants and run each once.
+    def __init__(self, settings: GroupSettings, threads: int, inferring: Executor, rates: DecodingRates) -> None:
+        """Load the variants and run each once; they infer on `inferring`, which has so many threads.
 
         Raises:
             ArtifactError: if a model file is missing or is not the one the manifest names.
@@ -119,9 +117,9 @@ class ModelSet:
 
 
 def load_model(
-    variant: Variant, kind: TaskKind[Any], settings: GroupSettings, threads: ReplicaThreads, inferring: Executor
+    variant: Variant, kind: TaskKind[Any], settings: GroupSettings, threads: int, inferring: Executor
 ) -> Model:
-    """A variant, loaded and verified; it infers on `inferring`.
+    """A variant, loaded and verified; it infers on `inferring`, which has so many threads.
 
     Raises:
         ArtifactError: if the model file is missing or is not the one that the manifest names.
@@ -140,7 +138,7 @@ def load_model(
     if divides(settings.backend, settings.providers):
         # `known`: replicas load at the same time, so a measurement of threads would include the other replicas.
         wanted = settings.intra_op_threads or min(WIDE, usable_cores())
-        wide = open_wide(narrow, opened, threads.wide(wanted), known=True)
+        wide = open_wide(narrow, opened, min(wanted, threads), known=True)
     execution = BETWEEN.join(dict.fromkeys(execution_of(settings.backend, each) for each in (narrow, wide) if each))
     batched, most = _for_batches(narrow, settings)
     return Model(

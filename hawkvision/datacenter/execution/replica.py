@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -29,8 +29,9 @@ import numpy as np
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, NotReady, TooLarge
 from hawkvision.core.types import Pixels
+from hawkvision.datacenter.execution.batching import BatchedResult
 from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
-from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S, Model, ModelInput
+from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S, Model
 from hawkvision.datacenter.execution.model_set import ModelSet
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
@@ -47,7 +48,7 @@ from hawkvision.inference.adaptive_parallelism import usable_cores
 from hawkvision.inference.core_placement import CorePlacement, PlaceableThreads
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.memory import MemoryBudget, divided, give_back_at_once, to_the_end
-from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.kind import Output, TaskKind, ToImage
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -62,10 +63,11 @@ class Replica:
             ArtifactError: if a model file is missing or is not the one the manifest names.
             BackendError: if the backend cannot load it.
         """
-        self._threads = threads = process.threads
+        self._threads = process.inference_threads
+        decoding = process.decoding_threads
         apart = CorePlacement()
-        self.inferring = PlaceableThreads(min(threads.infer, usable_cores()), "infer", apart)
-        self.decoding = PlaceableThreads(threads.decode, "decode", apart) if threads.decode else self.inferring
+        self.inferring = PlaceableThreads(min(self._threads, usable_cores()), "infer", apart)
+        self.decoding = PlaceableThreads(decoding, "decode", apart) if decoding else self.inferring
         self._rates = DecodingRates()
         self.models = self._loaded(settings)
         log.info("replica ready: %s", self.models)
@@ -74,7 +76,7 @@ class Replica:
         """The memory shares, now that the models are loaded."""
         log.info("memory for decoding: %d MB, by %s", self.parts.decoding // 1_000_000, self.parts.basis)
         self.memory = MemoryBudget(self.parts.decoding)
-        self._heavy = MemoryBudget(max(1, threads.decode - 1))
+        self._heavy = MemoryBudget(max(1, decoding - 1))
         """The threads that large images may occupy."""
         self._images = 0
         self._replacing = asyncio.Lock()
@@ -153,7 +155,9 @@ class Replica:
                 while batches:
                     batch = next_batch(models.kind, evaluation, known, batches)
                     for name in (name for name in models.models if name in batch):
-                        running.start(name, batch[name], inputs.ready[name], alone=len(batch) == 1)
+                        running.start(
+                            name, batch[name], inputs.ready[name], inputs.to_image[name], alone=len(batch) == 1
+                        )
                     if part:
                         yield part
                     part = await running.answers()
@@ -243,12 +247,12 @@ class _Inputs:
     ) -> None:
         """`names` are in the order of the evaluations; `decoding` holds the memory until all inputs are ready."""
         header = probe(image)
-        self.ready: dict[str, ModelInput] = {}
+        self.ready: dict[str, Pixels] = {}
         self._replica = replica
         self._cost = replica.cost(models, image, header)
         self._names = names
         self._inputs = models.inputs(image, names, header)
-        self._to_image = {name: models.to_image(name, header) for name in names}
+        self.to_image = {name: models.to_image(name, header) for name in names}
         self._running = running
         self._decoding = decoding
 
@@ -269,7 +273,7 @@ class _Inputs:
             await self._decoding.enter_async_context(self._replica.memory.held(self._cost.bytes, until))
         begun = time.perf_counter()
         prepared = await self._replica.prepare(self._inputs, names, self._cost, until)
-        self.ready |= {name: ModelInput(pixels, self._to_image[name]) for name, pixels in prepared.items()}
+        self.ready |= prepared
         self._running.record_decoding(names, (time.perf_counter() - begun) * 1e3)
         if len(self.ready) == len(self._names):
             self._inputs.close()  # frees the decoded image
@@ -326,14 +330,14 @@ class ImageEvaluation:
         """Note how long these variants' inputs took; the next answer of each reports it."""
         self._decode_ms |= dict.fromkeys(names, decode_ms)
 
-    def start(self, name: str, views: Augmentation, upright: ModelInput, *, alone: bool) -> None:
+    def start(self, name: str, views: Augmentation, upright: Pixels, to_image: ToImage | None, *, alone: bool) -> None:
         """Start a variant; `alone` says that no other variant runs on the image meanwhile.
 
         Alone, it may use several cores, unless there are other images. Several variants share the cores.
         """
-        decode_ms = self._decode_ms.pop(name, 0.0)
-        answer = self._answer(name, views, upright, decode_ms, alone=alone and self._only_image())
-        self._tasks.append(asyncio.create_task(answer))
+        alone = alone and self._only_image()
+        done = self._models[name].infer(upright, to_image, views, self.deadline, alone=alone)
+        self._tasks.append(asyncio.create_task(self._answer(name, views, done, self._decode_ms.pop(name, 0.0))))
 
     async def answers(self) -> tuple[VariantAnswer, ...]:
         """The answers of the variants started since the last call, in the order of their start.
@@ -351,9 +355,9 @@ class ImageEvaluation:
             task.add_done_callback(_retrieve)
 
     async def _answer(
-        self, name: str, views: Augmentation, upright: ModelInput, decode_ms: float, *, alone: bool
+        self, name: str, views: Augmentation, inferring: Awaitable[BatchedResult[Output]], decode_ms: float
     ) -> VariantAnswer:
-        done = await self._models[name].infer(upright, views, self.deadline, alone=alone)
+        done = await inferring
         return VariantAnswer(
             name, views, done.result, decode_ms, done.queue_ms, done.infer_ms, done.batch_size, self._statement
         )

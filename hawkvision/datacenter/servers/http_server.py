@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -56,32 +55,27 @@ METRICS_PATH: Final = "/metrics"
 ResultT = TypeVar("ResultT")
 
 
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """The limits of requests: bytes of one body, and requests inside the tier at once."""
-
-    max_body_bytes: int
-    max_in_flight: int
-
-
 class HttpServer:
     """Routes requests, reads images, and writes replies."""
 
     def __init__(
         self,
         catalogs: Mapping[str, Catalog | TaskFailure],
-        limits: ServerLimits,
         keys: Keys,
+        *,
+        max_body_bytes: int,
+        max_in_flight: int,
         route_prefix: str = "/",
     ) -> None:
-        self.tier = TierService(catalogs, limits.max_in_flight)
+        """Every task is still loading; `max_in_flight` requests may be inside the tier at once."""
+        self.tier = TierService(catalogs, max_in_flight)
         self.keys = keys
         self.tier.metrics.watch_keys(keys.counts)
         self.transports: Callable[[], Transports] = Transports
         """The reply to `GET /v1/transport`."""
-        self._front_end = FrontEnd(self.tier, keys, limits.max_body_bytes)
+        self._front_end = FrontEnd(self.tier, keys, max_body_bytes)
         self._root_path = route_prefix.rstrip("/")
-        self._bodies = Bodies(limits.max_body_bytes, self.tier.metrics.received_bytes)
+        self._bodies = Bodies(max_body_bytes, self.tier.metrics.received_bytes)
 
     def set_max_body_bytes(self, most: int) -> None:
         """Read bodies of at most this many bytes from now on."""
@@ -128,7 +122,7 @@ class HttpServer:
             return Response(b"ok", media_type="text/plain")
         if path == "/readyz":
             known = self.keys.caller_of(request.headers.get("authorization")) is not None
-            return _json(self.tier.readiness(_task_of(request), with_reason=known))
+            return _json({"status": "ready", "tasks": self.tier.readiness(_task_of(request), with_reason=known)})
         if path == TRANSPORT_PATH:
             return _json(self.transports())
         self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
@@ -186,7 +180,11 @@ def make_http_server(config: DatacenterConfig, catalogs: Mapping[str, Catalog | 
     """
     keys = Keys(config.api_key, config.keys_file, where="dc.api_key")
     return HttpServer(
-        catalogs, ServerLimits(config.max_body_bytes, max_in_flight(config, catalogs)), keys, config.route_prefix
+        catalogs,
+        keys,
+        max_body_bytes=config.max_body_bytes,
+        max_in_flight=max_in_flight(config, catalogs),
+        route_prefix=config.route_prefix,
     )
 
 
@@ -279,7 +277,7 @@ def _reply(admitted: AdmittedRequest, reply: EscalationReply) -> Response:
     return Response(encode_reply(admitted.kind, reply), media_type="application/json")
 
 
-def _json(value: msgspec.Struct) -> Response:
+def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 

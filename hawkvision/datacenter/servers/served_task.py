@@ -12,6 +12,7 @@ from hawkvision.core.errors import BadField, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import SCORE_HEADER, EscalationRequest, StageList
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
+from hawkvision.datacenter.stages.ensemble import AcceptThreshold
 
 TaskStatus: TypeAlias = Literal["ready", "starting", "failed"]
 
@@ -24,13 +25,6 @@ class TaskState(msgspec.Struct, frozen=True, omit_defaults=True):
     """`starting`: Serve starts, or replaces, a replica that is missing. `failed`: it needs somebody's help."""
     reason: str = ""
     """Why it is not ready; empty for those who may not know it."""
-
-
-class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier is ready as soon as one of its tasks is."""
-
-    status: Literal["ready"] = "ready"
-    tasks: tuple[TaskState, ...]
 
 
 _MAX_STATEMENTS: Final = 64
@@ -152,7 +146,7 @@ class ServedTask:
         second, scores = _stage(catalog, intermediate.otherwise), catalog.kind.scores
         if intermediate.score not in scores:
             raise BadField(f"{SCORE_HEADER}: expected {' or '.join(scores)}, got {intermediate.score[:40]!r}")
-        return first, SecondStage(second, intermediate.score, intermediate.accept_score)
+        return first, (second, AcceptThreshold(intermediate.score, intermediate.accept_score))
 
     def refuse_if_full(self) -> None:
         """Check that one more request may enter.

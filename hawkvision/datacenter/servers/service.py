@@ -16,9 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -35,7 +34,7 @@ from hawkvision.core.escalation_api import (
 from hawkvision.core.logs import bind_request
 from hawkvision.core.trace_context import TraceContext, start_trace
 from hawkvision.datacenter.servers.metrics import DatacenterMetrics
-from hawkvision.datacenter.servers.served_task import Readiness, ServedTask, TaskState
+from hawkvision.datacenter.servers.served_task import ServedTask, TaskState
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants, run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
 from hawkvision.datacenter.stages.ensemble import StageResult, VariantAnswer
@@ -121,8 +120,10 @@ class TierService:
         tasks = self._tasks.values() if task is None else (self._task(task),)
         return tuple(each.state(with_reason=with_reason) for each in tasks)
 
-    def readiness(self, task: str | None = None, *, with_reason: bool = True) -> Readiness:
-        """The reply to `GET /readyz`, about one task or all; see `states` for the arguments.
+    def readiness(self, task: str | None = None, *, with_reason: bool = True) -> tuple[TaskState, ...]:
+        """The states that `GET /readyz` replies, of one task or all, as soon as one of these is ready.
+
+        See `states` for the arguments.
 
         Raises:
             NotFound: for a task that is not served.
@@ -133,7 +134,7 @@ class TierService:
         states = self.states(task, with_reason=with_reason)
         if not any(state.status == "ready" for state in states):
             raise NotReady("; ".join(state.reason or _UNEXPLAINED.format(state.task) for state in states))
-        return Readiness(tasks=states)
+        return states
 
     def record_statement(self, task: str, statement: str) -> None:
         """Note what a replica of a task states that it runs (`hawkvision.models.fingerprints`)."""
@@ -311,24 +312,44 @@ CALLER_GONE: Final = 499
 """The metrics' status of a request whose caller is gone; nginx uses the same number."""
 
 
-@dataclass(slots=True)
 class ObservedRequest:
-    """One request, as its server and the metrics see it. Made by `FrontEnd.observe`."""
+    """Logs and counts what happens in its block as one request. Made by `FrontEnd.observe`.
 
-    request_id: str
-    span: TraceContext
-    task: str | None = None
-    """The task that the caller names; None is the first."""
-    stage: str | None = None
-    """The stage that the caller names; None is the best."""
-    status: int = CALLER_GONE
-    """The server sets it; an exception sets its own."""
+    The block raises `InternalError` in place of what is no `HawkVisionError`: one request's defect, which is logged,
+    must not reach the next.
+    """
+
+    def __init__(self, tier: TierService, path: str, trace: TraceContext | None, request_id: str | None) -> None:
+        self.span = trace.child() if trace else start_trace()
+        self.request_id = bind_request(request_id, self.span)
+        self.task: str | None = None
+        """The task that the caller names; None is the first."""
+        self.stage: str | None = None
+        """The stage that the caller names; None is the best."""
+        self.status = CALLER_GONE
+        """The server sets it; an exception sets its own."""
+        self._tier = tier
+        self._path = path
+        self._started = time.perf_counter()
 
     def use_trace(self, trace: TraceContext | None) -> None:
         """Take the caller's trace, if it is known only now, for the log as well."""
         if trace is not None:
             self.span = trace.child()
             self.request_id = bind_request(None, self.span)
+
+    def __enter__(self) -> ObservedRequest:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, HawkVisionError):
+            self.status = error.status
+        elif isinstance(error, Exception):
+            self.status = InternalError.status
+        self._tier.count(self._path, self.task, self.stage, self.status, time.perf_counter() - self._started)
+        if isinstance(error, Exception) and not isinstance(error, HawkVisionError):
+            log.error("unexpected failure", exc_info=error)
+            raise InternalError("internal error; the datacenter's log has the details") from None
 
 
 class FrontEnd:
@@ -339,35 +360,15 @@ class FrontEnd:
         self.keys = keys
         self.max_body_bytes = max_body_bytes
 
-    @contextmanager
-    def observe(
-        self, path: str, trace: TraceContext | None = None, request_id: str | None = None
-    ) -> Iterator[ObservedRequest]:
-        """Log and count what happens in the block as one request.
+    def observe(self, path: str, trace: TraceContext | None = None, request_id: str | None = None) -> ObservedRequest:
+        """Begin a request.
 
         Args:
             path: the metrics' path.
             trace: the caller's trace context.
             request_id: the caller's own id.
-
-        Raises:
-            HawkVisionError: the block's.
-            InternalError: for any other exception, which is logged: one request's defect must not reach the next.
         """
-        span = trace.child() if trace else start_trace()
-        observed = ObservedRequest(bind_request(request_id, span), span)
-        started = time.perf_counter()
-        try:
-            yield observed
-        except HawkVisionError as error:
-            observed.status = error.status
-            raise
-        except Exception:
-            observed.status = InternalError.status
-            log.exception("unexpected failure")
-            raise InternalError("internal error; the datacenter's log has the details") from None
-        finally:
-            self.tier.count(path, observed.task, observed.stage, observed.status, time.perf_counter() - started)
+        return ObservedRequest(self.tier, path, trace, request_id)
 
     def check_size(self, size: int) -> None:
         """Check an image whose bytes are here already.

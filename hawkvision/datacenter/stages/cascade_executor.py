@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from hawkvision.core.clock import Deadline
@@ -63,15 +62,8 @@ class Variants(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SecondStage:
-    """The stage that answers if this score of the first stage is below `accept_score`."""
-
-    stage: ServedStage
-    score: str
-    accept_score: float
-
-
+SecondStage: TypeAlias = tuple[ServedStage, AcceptThreshold]
+"""The stage that answers if the first stage does not reach the threshold."""
 OnPartialResult: TypeAlias = Callable[[tuple[StageResult, ...]], None]
 """Takes the results so far; the last is not decided yet."""
 
@@ -93,22 +85,22 @@ async def run_two_stages(
         HawkVisionError: as `Variants.ask`. If the second stage fails, so does the request, because the first was not
             confident enough.
     """
-    threshold = None if second is None else AcceptThreshold(second.score, second.accept_score)
-    evaluations = evaluation_requests(first, None if second is None else second.stage, threshold)
+    other, threshold = (None, None) if second is None else second
+    evaluations = evaluation_requests(first, other, threshold)
     async with aclosing(variants.ask(evaluations, image, deadline, streaming=on_partial is not None)) as parts:
-        if second is None or threshold is None:
+        if other is None or threshold is None:
             return (await _run_stage(parts, kind, first, None, on_partial),)
         # All views: the first stage's score is compared, and a decided prediction has no score.
         result = await _run_stage(parts, kind, first, None, None, all_views=True)
         if result.reaches(threshold):
             return (result,)
-        known = usable_views(second.stage, result.members)
-        so_far = stage_result(kind, second.stage, known) if known else _borrowed(second.stage, result)
+        known = usable_views(other, result.members)
+        so_far = stage_result(kind, other, known) if known else _borrowed(other, result)
         if so_far.decided:
             return (result, so_far)
         if on_partial is not None:
             on_partial((result, so_far))
-        return (result, await _run_stage(parts, kind, second.stage, result, on_partial))
+        return (result, await _run_stage(parts, kind, other, result, on_partial))
 
 
 async def _run_stage(

@@ -18,7 +18,6 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
     Part,
-    ReplicaRequest,
     decode_presence,
     decode_reply,
     encode_request,
@@ -71,9 +70,7 @@ async def started(catalog: Catalog, cache: Path) -> ReplicaEndpoint:
 
 
 async def ask(replica: ReplicaEndpoint, evaluations: tuple[EvaluationRequest, ...] = SMALL) -> tuple[Part, ...]:
-    return decode_reply(
-        await replica.classify(PROTOCOL, image(), encode_request(ReplicaRequest(evaluations, None, None)))
-    )
+    return decode_reply(await replica.classify(PROTOCOL, image(), encode_request(evaluations, None, None)))
 
 
 def test_settings_pass_through_json_unchanged(catalog: Catalog, tmp_path: Path) -> None:

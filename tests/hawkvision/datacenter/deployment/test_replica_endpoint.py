@@ -12,7 +12,6 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
     Part,
-    ReplicaRequest,
     decode_presence,
     decode_reply,
     encode_request,
@@ -38,7 +37,7 @@ def served(manifest: Manifest, config: DatacenterConfig) -> ReplicaEndpoint:
 
 
 def request(left_ms: float | None = None) -> bytes:
-    return encode_request(ReplicaRequest(ALL, left_ms, None))
+    return encode_request(ALL, left_ms, None)
 
 
 def outcome(reply: bytes) -> tuple[Part, ...] | HawkVisionError:

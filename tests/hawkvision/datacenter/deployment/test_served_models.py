@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hawkvision.core.errors import ArtifactError, BackendError, NotReady
-from hawkvision.datacenter.deployment.messages import PROTOCOL, ReplicaRequest, decode_presence, encode_request
+from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence, encode_request
 from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
 from hawkvision.datacenter.execution.group_settings import process_settings
 from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
@@ -77,10 +77,7 @@ def test_a_replica_without_usable_files_says_why_and_stays_healthy(
         with pytest.raises(NotReady, match=r"its models cannot be loaded: .*medium"):
             await ask(replica)
         streamed = [
-            part
-            async for part in replica.classify_streaming(
-                PROTOCOL, image(), encode_request(ReplicaRequest(SMALL, None, None))
-            )
+            part async for part in replica.classify_streaming(PROTOCOL, image(), encode_request(SMALL, None, None))
         ]
         assert len(streamed) == 1, "one failure"
 

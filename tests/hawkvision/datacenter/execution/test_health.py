@@ -15,7 +15,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.types import Pixels, Tensors
 from hawkvision.datacenter.execution import model as model_module
 from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
-from hawkvision.datacenter.execution.model import Model, ModelInput
+from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.catalog import catalog_of
 from hawkvision.datacenter.stages.ensemble import Augmentation
@@ -78,7 +78,7 @@ def test_a_model_that_has_just_inferred_is_not_asked_again(monkeypatch: pytest.M
     model = loaded(backend)
 
     async def scenario() -> int:
-        await model.infer(ModelInput(np.zeros((8, 8, 3), np.uint8)), Augmentation.UPRIGHT, None, alone=True)
+        await model.infer(np.zeros((8, 8, 3), np.uint8), None, Augmentation.UPRIGHT, None, alone=True)
         before = backend.inferences
         await model.check_health(LIMIT_S)
         return backend.inferences - before

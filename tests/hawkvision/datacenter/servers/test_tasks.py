@@ -19,7 +19,7 @@ from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import ArtifactError, ConfigError, NotFound, NotReady, Overloaded
 from hawkvision.core.escalation_api import EscalationRequest
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
+from hawkvision.datacenter.servers.http_server import HttpServer
 from hawkvision.datacenter.servers.served_task import TaskState
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import TaskFailure, catalog_of, check_models, load_catalogs, loaded
@@ -62,7 +62,13 @@ def server(
     config = DatacenterConfig(tasks=("digits", "shapes"), variants=_STAGES, backend="noop")
     manifests = [msgspec.structs.replace(_SHAPES, task=task, variants=_VARIANTS) for task in config.tasks]
     catalogs = {each.task: catalog_of(each, classes_of(each), config) for each in manifests}
-    return HttpServer({**catalogs, **more}, ServerLimits(1000, max_in_flight), keys or Keys(), route_prefix)
+    return HttpServer(
+        {**catalogs, **more},
+        keys or Keys(),
+        max_body_bytes=1000,
+        max_in_flight=max_in_flight,
+        route_prefix=route_prefix,
+    )
 
 
 async def call(
@@ -179,9 +185,9 @@ def test_a_tier_is_ready_while_one_task_is_and_says_of_each_what_it_lacks() -> N
         tier.readiness()
     for task in tier.tasks:
         tier.set_variants(task, Gated(0))
-    assert {state.status for state in tier.readiness().tasks} == {"ready"}
+    assert {state.status for state in tier.readiness()} == {"ready"}
     tier.set_live_replicas("shapes.medium", 0)
-    _, shapes = tier.readiness().tasks
+    _, shapes = tier.readiness()
     assert (shapes.status, shapes.reason) == ("starting", "task 'shapes' has no live replica of shapes.medium")
     tier.set_live_replicas("digits.small", 0)
     tier.record_problem("digits.small", "of another version")
@@ -195,7 +201,7 @@ def test_a_tier_is_ready_while_one_task_is_and_says_of_each_what_it_lacks() -> N
         tier.readiness(with_reason=False)
     tier.record_problem("digits.small", "")
     tier.set_live_replicas("digits.small", 1)
-    assert tier.readiness("digits").tasks == (TaskState("digits", "ready"),)
+    assert tier.readiness("digits") == (TaskState("digits", "ready"),)
 
 
 def test_a_task_whose_replicas_cannot_load_their_models_has_failed_until_one_can() -> None:

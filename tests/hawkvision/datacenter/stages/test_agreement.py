@@ -25,7 +25,13 @@ from hawkvision.datacenter.execution.group_settings import group_settings, proce
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import Group, ServedStage, catalog_of
-from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
+from hawkvision.datacenter.stages.ensemble import (
+    AcceptThreshold,
+    Augmentation,
+    EvaluationRequest,
+    StageResult,
+    VariantAnswer,
+)
 from hawkvision.models.manifest import Manifest, artifact_path
 from hawkvision.tasks.class_scores import Score
 from tests.hawkvision.inference.graphs import tiny_classifier
@@ -97,14 +103,14 @@ def test_stages_end_where_the_replica_stops_with_the_class_of_all_views(
         async def whole(stage: ServedStage, image: bytes) -> StageResult:
             """What it says with all its views, because of its score."""
             other = next(each for each in STAGES if each is not stage)
-            return (await look(stage, SecondStage(other, Score.MARGIN, math.inf), image, parts=False))[0]
+            return (await look(stage, (other, AcceptThreshold(Score.MARGIN, math.inf)), image, parts=False))[0]
 
         for image in images(4):
             all_views = {stage.name: await whole(stage, image) for stage in STAGES}
             for (first, second), bar, parts in itertools.product(
                 itertools.permutations(STAGES, 2), BARS, (False, True)
             ):
-                looks = await look(first, SecondStage(second, Score.MARGIN, bar), image, parts=parts)
+                looks = await look(first, (second, AcceptThreshold(Score.MARGIN, bar)), image, parts=parts)
                 accepted = all_views[first.name].score(Score.MARGIN) >= bar
                 assert looks[-1].stage is (first if accepted else second)
                 expected = all_views[looks[-1].stage.name]
@@ -138,7 +144,7 @@ class Elsewhere:
 
     def remote(self, protocol: int, _: bytes, request: bytes) -> AsyncIterator[bytes]:
         assert protocol == PROTOCOL
-        handle, evaluations = self, decode_request(request).evaluations
+        handle, evaluations = self, decode_request(request)[0]
 
         class Stream:
             def __init__(self) -> None:
@@ -169,7 +175,7 @@ def test_stages_in_two_groups_are_asked_one_after_the_other_and_the_second_only_
     handles = Elsewhere(top), Elsewhere(top)
     groups = [Group(variant.name, (variant,)) for variant in manifest.variants]
     variants = HandleVariants(groups, cast(list[DeploymentHandle], handles))
-    second = SecondStage(ServedStage("medium", ("medium",)), Score.TOP1, 0.8)
+    second = (ServedStage("medium", ("medium",)), AcceptThreshold(Score.TOP1, 0.8))
 
     looks = asyncio.run(run_two_stages(variants, classes(2), STAGES[0], second, b"", None, lambda _: None))
 

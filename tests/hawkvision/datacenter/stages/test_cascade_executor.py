@@ -16,7 +16,13 @@ from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, run_two_stages
 from hawkvision.datacenter.stages.catalog import ServedStage
-from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, StageResult, VariantAnswer
+from hawkvision.datacenter.stages.ensemble import (
+    AcceptThreshold,
+    Augmentation,
+    EvaluationRequest,
+    StageResult,
+    VariantAnswer,
+)
 from hawkvision.tasks.class_scores import Score
 from hawkvision.tasks.kind import Output
 from tests.hawkvision.tasks.classes import classes
@@ -81,7 +87,7 @@ def run_stages(
 def test_the_first_answer_counts_exactly_if_its_score_reaches_the_threshold(
     image: bytes, kind: Score, accept_score: float
 ) -> None:
-    results = run_stages(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, accept_score), image)
+    results = run_stages(Drawn(), INTERMEDIATE, (ALL, AcceptThreshold(kind, accept_score)), image)
     sure = KIND.score(row(image, "c", Augmentation.UPRIGHT), kind) >= accept_score
     assert results[-1].stage is (INTERMEDIATE if sure else ALL)
 
@@ -91,7 +97,8 @@ def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(i
     value = run_stages(Drawn(), INTERMEDIATE, None, image)[0].score(kind)
     above = math.nextafter(value, 2.0)
     ends = [
-        run_stages(Drawn(), INTERMEDIATE, SecondStage(ALL, kind, at), image)[-1].stage.name for at in (value, above)
+        run_stages(Drawn(), INTERMEDIATE, (ALL, AcceptThreshold(kind, at)), image)[-1].stage.name
+        for at in (value, above)
     ]
     assert ends == ["c", "all"]
 
@@ -100,7 +107,7 @@ def test_a_score_equal_to_the_threshold_is_accepted_and_the_next_number_is_not(i
 @pytest.mark.parametrize("second", [ALL, PLAIN_ALL])
 def test_the_second_stage_gives_the_same_result_as_that_stage_alone(first: ServedStage, second: ServedStage) -> None:
     (alone,) = run_stages(Drawn(), second)
-    seen = run_stages(Drawn(), first, SecondStage(second, Score.TOP1, math.inf))[-1]
+    seen = run_stages(Drawn(), first, (second, AcceptThreshold(Score.TOP1, math.inf)))[-1]
     assert seen.output.tobytes() == alone.output.tobytes()
 
 
@@ -121,7 +128,7 @@ def test_the_second_stage_requests_only_missing_views(
     first: ServedStage, second: ServedStage, added: list[tuple[str, Augmentation]]
 ) -> None:
     variants = Drawn()
-    results = run_stages(variants, first, SecondStage(second, Score.TOP1, math.inf))
+    results = run_stages(variants, first, (second, AcceptThreshold(Score.TOP1, math.inf)))
     assert variants.asked[len(first.members) :] == added
     single = {Augmentation.BOTH: (Augmentation.UPRIGHT, Augmentation.MIRROR)}
     received_of = [(variant, each) for variant, views in added for each in single.get(views, (views,))]
@@ -130,13 +137,13 @@ def test_the_second_stage_requests_only_missing_views(
 
 def test_an_accepted_image_runs_one_stage() -> None:
     variants = Drawn()
-    run_stages(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, 0.0))
+    run_stages(variants, INTERMEDIATE, (ALL, AcceptThreshold(Score.TOP1, 0.0)))
     assert variants.asked == [("c", Augmentation.UPRIGHT)]
 
 
 def test_both_stages_run_under_the_same_deadline() -> None:
     variants = Drawn()
-    run_stages(variants, INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
+    run_stages(variants, INTERMEDIATE, (ALL, AcceptThreshold(Score.TOP1, math.inf)))
     assert variants.deadlines == {DEADLINE}
 
 
@@ -151,7 +158,7 @@ class Late(Drawn):
 
 def test_a_deadline_between_the_stages_fails_the_request() -> None:
     with pytest.raises(DeadlineMissed):
-        run_stages(Late(), INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
+        run_stages(Late(), INTERMEDIATE, (ALL, AcceptThreshold(Score.TOP1, math.inf)))
 
 
 def run_with_partials(
@@ -169,7 +176,7 @@ STAGES = st.sampled_from([INTERMEDIATE, TWO, MIRRORED_TWO, ALL, PLAIN_ALL])
 def test_partial_results_are_the_counting_stages_and_precede_its_result(
     first: ServedStage, second: ServedStage, twice: bool, image: bytes
 ) -> None:
-    asked = SecondStage(second, Score.TOP1, math.inf) if twice and second is not first else None
+    asked = (second, AcceptThreshold(Score.TOP1, math.inf)) if twice and second is not first else None
     partials, results = run_with_partials(first, asked, image)
     plain = run_stages(Drawn(), first, asked, image)
     assert results[-1].decided
@@ -256,7 +263,7 @@ def test_members_that_agree_decide_without_the_last_views() -> None:
 
 
 def test_a_first_stage_with_a_threshold_evaluates_all_views() -> None:
-    results = run_stages(Steep(lean=0.95), PLAIN_ALL, SecondStage(ALL, Score.TOP1, 0.5))
+    results = run_stages(Steep(lean=0.95), PLAIN_ALL, (ALL, AcceptThreshold(Score.TOP1, 0.5)))
     assert (len(results), results[0].missing) == (1, 0)
 
 
@@ -264,23 +271,25 @@ def test_the_second_stage_runs_nothing_if_the_first_stages_views_decide_it() -> 
     variants = Steep(lean=0.99)
     three = ServedStage("three of four", ("a", "b", "c"))
     four = ServedStage("four", ("a", "b", "c", "d"))
-    results = run_stages(variants, three, SecondStage(four, Score.TOP1, math.inf))
+    results = run_stages(variants, three, (four, AcceptThreshold(Score.TOP1, math.inf)))
     assert (results[1].missing, results[1].answers) == (1, ())
     assert {variant for variant, _ in variants.asked} == {"a", "b", "c"}
 
 
 def test_the_first_stages_views_are_the_first_partial_result_of_the_second() -> None:
-    partials, results = run_with_partials(INTERMEDIATE, SecondStage(ALL, Score.TOP1, math.inf))
+    partials, results = run_with_partials(INTERMEDIATE, (ALL, AcceptThreshold(Score.TOP1, math.inf)))
     assert partials[0][-1].output.tobytes() == average([row(b"", "c", Augmentation.UPRIGHT)], ALL.temperature).tobytes()
     assert partials[0][0] is results[0]
     assert len(partials) == 1 + 4, "and of five more answers the last completes"
 
 
 def test_a_first_stage_of_other_members_gives_the_first_partial_result() -> None:
-    partials, _ = run_with_partials(INTERMEDIATE, SecondStage(ServedStage("others", ("a", "b")), Score.TOP1, math.inf))
+    partials, _ = run_with_partials(
+        INTERMEDIATE, (ServedStage("others", ("a", "b")), AcceptThreshold(Score.TOP1, math.inf))
+    )
     assert partials[0][-1].output.tobytes() == row(b"", "c", Augmentation.UPRIGHT).tobytes()
 
 
 def test_a_first_stage_with_a_threshold_gives_no_partial_results() -> None:
-    partials, _ = run_with_partials(TWO, SecondStage(ALL, Score.TOP1, 0.0))
+    partials, _ = run_with_partials(TWO, (ALL, AcceptThreshold(Score.TOP1, 0.0)))
     assert partials == []

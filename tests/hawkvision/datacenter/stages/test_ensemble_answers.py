@@ -21,7 +21,7 @@ from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import EscalationReply, IntermediateResult
 from hawkvision.core.types import Logits
-from hawkvision.datacenter.servers.http_server import HttpServer, ServerLimits
+from hawkvision.datacenter.servers.http_server import HttpServer
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
 from hawkvision.servers.keys import Keys
@@ -64,7 +64,9 @@ class Fixed:
 
 def server(variants: Fixed, temperature: float = 1.0) -> HttpServer:
     stages = (ServedStage("a", ("a",)), ServedStage("all", MEMBERS, mirrored=True, temperature=temperature))
-    made = HttpServer({"shapes": Catalog("shapes", classes(6), stages, (), False)}, ServerLimits(1000, 10), Keys())
+    made = HttpServer(
+        {"shapes": Catalog("shapes", classes(6), stages, (), False)}, Keys(), max_body_bytes=1000, max_in_flight=10
+    )
     made.tier.set_variants("shapes", variants)
     return made
 
