@@ -5,37 +5,37 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
-from hawkvision.client.calls import ImageCalls
+from hawkvision.client.batch import Outcome, in_order
 from hawkvision.client.http import HttpConnections
 from hawkvision.client.request import (
     ClassifyFields,
     Image,
-    PixelFormat,
     TimeLimit,
-    datagram_request,
+    check_image,
     query_fields,
-    waits_beyond_deadline,
+    sendable,
+    waited_ms,
 )
 from hawkvision.client.response import (
     Exchange,
-    Reply,
     Unreachable,
+    answer_from_json,
     error_from_reply,
     object_of,
 )
-from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 from hawkvision.core.key_text import clean_key
 from hawkvision.core.server_url import check_server_url
-from hawkvision.core.types import Pixels
-from hawkvision.tasks.registry import KIND_OF_FORM
+from hawkvision.core.types import Answer, Prediction
+from hawkvision.tasks.registry import CLASSIFY_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM, kind_class
 
 if TYPE_CHECKING:
     from hawkvision.client.datagram import DatagramConnection
@@ -44,6 +44,10 @@ Transport: TypeAlias = Literal["http", "datagram"]
 
 MAX_ATTEMPTS: Final = 10
 """Attempts of one call at most, whatever its retry budget."""
+TIMEOUT_S: Final = 30.0
+"""Default of `timeout_s`."""
+CONNECTIONS: Final = 16
+"""Default of `connections`."""
 LATE_S: Final = 1.0
 """Default of `late_s`. TCP repeats a lost first segment after one second (RFC 6298 §2), so one loss costs no answer."""
 POLL_S: Final = (0.1, 1.0)
@@ -65,90 +69,165 @@ _INHERITED: Final[list[object]] = []
 """Connections of the parent process. They are kept, because collecting one would close what the parent still uses."""
 
 
-class AsyncClient(ImageCalls):
+class ClientOptions(TypedDict, total=False):
+    """How a client connects."""
+
+    api_key: str | None
+    """Sent as `Authorization: Bearer …`."""
+    timeout_s: float
+    """Time for one attempt, from an open connection to the last byte of the reply; 30 by default. Connecting may take
+    as long again. With a `deadline_ms` both share the time."""
+    late_s: float
+    """How long after its `deadline_ms` a call may still return an answer; less than `timeout_s`, 1 by default."""
+    connections: int
+    """Connections open at once; 16 by default. Further calls wait for a free one before their time begins. The datagram
+    transport has one connection and sends this many images at once."""
+    retry_budget_s: float
+    """Total pause of one call before retries after 429 and 503, which follow Retry-After; 0, the default, never
+    retries. A shorter `deadline_ms` bounds it too."""
+    transport: Transport
+    """`http`, the default, or `datagram` to send images as datagrams. The node tells the address over HTTP."""
+    paths: Sequence[str]
+    """Addresses of this machine to send datagrams from, one link each. Default: one that the system chooses."""
+    ca: str | Path | None
+    """PEM file of the authorities that the node's certificate must be from, for https. Default: the system's."""
+    certificate: str | Path | None
+    """PEM file of this caller's certificate, for a node that asks for one."""
+    certificate_key: str | Path | None
+    """PEM file of its private key. Default: the same file."""
+
+
+class AsyncClient:
     """Client of one node. Use it on one event loop; close it, or use it as a context manager."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 30.0,
-        late_s: float = LATE_S,
-        connections: int = 16,
-        retry_budget_s: float = 0.0,
-        transport: Transport = "http",
-        paths: Sequence[str] = (),
-        ca: str | Path | None = None,
-        certificate: str | Path | None = None,
-        certificate_key: str | Path | None = None,
-    ) -> None:
+    _kinds: dict[str, str | None] | None = None
+    """The kind of each task that the node served when it was asked; None until it has been."""
+
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         """Prepare a client; nothing is sent yet.
 
         Args:
             url: of the node, such as `http://127.0.0.1:8080`; with the path below which it answers, if there is one.
-            api_key: sent as `Authorization: Bearer …`.
-            timeout_s: time for one attempt, from an open connection to the last byte of the reply. Connecting may take
-                as long again. With a `deadline_ms` both share the time.
-            late_s: how long after its `deadline_ms` a call may still return an answer; less than `timeout_s`.
-            connections: connections open at once. Further calls wait for a free one before their time begins. The
-                datagram transport has one connection and sends this many images at once.
-            retry_budget_s: total pause of one call before retries after 429 and 503, which follow Retry-After; 0 never
-                retries. A shorter `deadline_ms` bounds it too.
-            transport: `http`, or `datagram` to send images as datagrams. The node tells the address over HTTP.
-            paths: addresses of this machine to send datagrams from, one link each. Default: one that the system
-                chooses.
-            ca: PEM file of the authorities that the node's certificate must be from, for https. Default: the system's.
-            certificate: PEM file of this caller's certificate, for a node that asks for one.
-            certificate_key: PEM file of its private key. Default: the same file.
+            options: see `ClientOptions`.
 
         Raises:
-            ConfigError: if the URL is malformed, a key or a file cannot be used, or an argument belongs to the other
+            TypeError: for an unknown option.
+            ConfigError: if the URL is malformed, a key or a file cannot be used, or an option belongs to the other
                 transport.
         """
+        if unknown := options.keys() - ClientOptions.__annotations__.keys():
+            raise TypeError(f"unknown options {', '.join(sorted(unknown))}; see ClientOptions")
         check_server_url("url", url)
         self.url = url.rstrip("/")
-        _check_transport(transport, paths)
+        transport, self._paths = options.get("transport", "http"), tuple(options.get("paths", ()))
+        _check_transport(transport, self._paths)
         self._datagram = transport == "datagram"
-        self._paths = tuple(paths)
-        self._tls: ssl.SSLContext | Literal[True] = True
-        if ca is not None or certificate is not None or certificate_key is not None:
-            if not self.url.lower().startswith("https:"):
-                raise ConfigError(f"ca, certificate: only for https://HOST[:PORT][/PATH], got {url!r}")
-            # Imported here because other callers do not need cryptography, which loads slowly.
-            from hawkvision.servers.tls import caller_context
-
-            self._tls = caller_context(ca, certificate, certificate_key)
-        api_key = clean_key(api_key, "api_key") if api_key else None
-        self._api_key = api_key
-        self._link: DatagramConnection | None = None
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout_s = timeout_s
-        self._late_s = late_s
-        self._connections = connections
-        self._places = asyncio.Semaphore(connections)
-        self._retry_budget_s = retry_budget_s
+        self._tls = _tls(self.url, options)
+        api_key = options.get("api_key")
+        self._api_key = clean_key(api_key, "api_key") if api_key else None
+        self._timeout_s = options.get("timeout_s", TIMEOUT_S)
+        self._late_s = options.get("late_s", LATE_S)
+        self._connections = options.get("connections", CONNECTIONS)
+        self._places = asyncio.Semaphore(self._connections)
+        self._retry_budget_s = options.get("retry_budget_s", 0.0)
         self._http = self._new_http()
+        self._link: DatagramConnection | None = None
         self._home: tuple[int, asyncio.AbstractEventLoop] | None = None
         """The process and the loop that own the connections."""
         self._closed = False
 
-    async def send(self, path: str, image: Image, form: PixelFormat, fields: ClassifyFields) -> dict[str, Any]:
-        """The JSON of the answer to one image, which the calls of `ImageCalls` read.
+    async def infer(self, image: Image, **fields: Unpack[ClassifyFields]) -> Answer:
+        """The answer to one image, by a task of any kind.
+
+        `answer.prediction` has the type of the task's kind, or is an `OtherPrediction` if that is not known here. The
+        first call also asks the node for the kinds of its tasks, over HTTP.
+
+        Args:
+            image: an encoded image or its path, sent byte for byte; or uint8 pixels.
+            fields: the task, the target and further fields of the request.
+
+        Raises:
+            BadField: for contradictory fields, before anything is sent.
+            RequestError, ServiceError: as the node reports; see `hawkvision.client` for those that arise here. The
+                datagram transport refuses a broken image before it is sent.
+            DeadlineMissed: if no answer arrived `late_s` after the deadline.
+            OSError: if the path cannot be read.
+        """
+        query_fields(**fields)
+        check_image(image, fields)
+        listing = asyncio.create_task(self._kinds_of_tasks())
+        deadline_ms = waited_ms(fields)
+        until = None if deadline_ms is None else _now() + deadline_ms / 1e3
+        kind: str | None = None
+        try:
+            answered = await self.send(INFER_PATH, image, fields)
+            task = str(answered.get("task"))
+            with suppress(TimeoutError):  # an answer is not kept back beyond its deadline for its type
+                async with asyncio.timeout_at(until):
+                    kinds = await listing
+                    if task not in kinds and self._kinds is not None:
+                        kinds = await self._listed_anew(task)
+                    kind = kinds.get(task)
+        finally:
+            listing.cancel()
+        return answer_from_json(answered, _prediction(kind))
+
+    async def classify(self, image: Image, **fields: Unpack[ClassifyFields]) -> Answer:
+        """Classify one image, by the first task of that kind or the one that is named. See `infer`."""
+        return await self._typed(CLASSIFY_PATH, image, fields)
+
+    async def detect(self, image: Image, **fields: Unpack[ClassifyFields]) -> Answer:
+        """Find the objects in one image: `answer.prediction.objects`. See `infer`."""
+        return await self._typed(DETECT_PATH, image, fields)
+
+    def infer_batch(
+        self, images: Iterable[Image], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+    ) -> AsyncGenerator[Outcome]:
+        """As `infer` for any number of images; yields the outcomes in their order.
+
+        An error of one image is its outcome; the other images are answered all the same.
+
+        Args:
+            images: each as `infer` takes it; read from the iterable when there is room.
+            concurrency: images in flight at once. Up to `AHEAD` (`hawkvision.client.batch`) times as many finished
+                ones wait for an earlier one.
+            fields: see `infer`; the same for all images.
+
+        Raises:
+            BadField: for contradictory fields, before anything is sent.
+        """
+        return _batch(self.infer, images, concurrency, fields)
+
+    def classify_batch(
+        self, images: Iterable[Image], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+    ) -> AsyncGenerator[Outcome]:
+        """As `classify` for any number of images; see `infer_batch`."""
+        return _batch(self.classify, images, concurrency, fields)
+
+    def detect_batch(
+        self, images: Iterable[Image], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
+    ) -> AsyncGenerator[Outcome]:
+        """As `detect` for any number of images; see `infer_batch`."""
+        return _batch(self.detect, images, concurrency, fields)
+
+    async def send(self, path: str, image: Image, fields: ClassifyFields) -> dict[str, Any]:
+        """The JSON of the answer to one image.
 
         Raises:
             HawkVisionError, OSError: as `infer`.
         """
         query = query_fields(**fields)
-        deadline_ms = None if waits_beyond_deadline(fields) else fields.get("deadline_ms")
+        check_image(image, fields)
+        deadline_ms = waited_ms(fields)
         budget_s = self._retry_budget_s if deadline_ms is None else min(self._retry_budget_s, deadline_ms / 1e3)
         async with self._place():
             # Encoded only now, so that at most `connections` encoded images are in memory.
-            body = await form.sendable(image, pixels=self._datagram)
+            body = await sendable(image, fields, pixels=self._datagram)
             exchange: Exchange
             if self._datagram:
                 kind = KIND_OF_FORM.get(path)
-                exchange = partial(self._exchange_datagram, body, query if kind is None else {**query, "kind": kind})
+                query = query if kind is None else {**query, "kind": kind}
+                exchange = partial(self._open_link().exchange, body, query)
             else:
                 assert isinstance(body, bytes)
                 exchange = partial(self._http.exchange, "POST", path, query, body)
@@ -241,6 +320,26 @@ class AsyncClient(ImageCalls):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _typed(self, path: str, image: Image, fields: ClassifyFields) -> Answer:
+        return answer_from_json(await self.send(path, image, fields), _prediction(KIND_OF_FORM[path]))
+
+    async def _kinds_of_tasks(self) -> dict[str, str | None]:
+        """The kind of each task of the node; empty if it does not say."""
+        if self._kinds is None:
+            try:
+                listed = (await self.tasks()).get("tasks", [])
+                self._kinds = {each["task"]: each.get("kind") for each in listed}
+            except (HawkVisionError, TypeError, KeyError, AttributeError):
+                return {}  # it cannot be asked now
+        return self._kinds
+
+    async def _listed_anew(self, task: str) -> dict[str, str | None]:
+        """The kinds once more, for a task that was not listed: the node may have been started anew since."""
+        self._kinds = None
+        kinds = await self._kinds_of_tasks()
+        kinds.setdefault(task, None)  # the node is not asked about it again
+        return kinds
+
     async def _get(self, path: str, budget_s: float, query: dict[str, str] | None = None) -> dict[str, Any]:
         async with self._place():
             exchange = partial(self._http.exchange, "GET", path, query or {}, None)
@@ -273,10 +372,6 @@ class AsyncClient(ImageCalls):
         async with self._places:
             yield
 
-    def _exchange_datagram(self, image: bytes | Pixels, query: dict[str, str], limit: TimeLimit) -> Awaitable[Reply]:
-        """One attempt over datagrams, returned as an HTTP reply."""
-        return self._open_link().exchange(image, datagram_request(limit.applied(query)), limit)
-
     def _open_link(self) -> DatagramConnection:
         """The link, made on first use because it belongs to the running loop."""
         # Imported here because callers over HTTP need neither QUIC nor OpenCV, which load slowly.
@@ -291,7 +386,8 @@ class AsyncClient(ImageCalls):
         return self._link
 
     def _new_http(self) -> HttpConnections:
-        return HttpConnections(self.url, self._headers, self._tls, self._connections)
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        return HttpConnections(self.url, headers, self._tls, self._connections)
 
     def _settle(self) -> None:
         """Ensure that the connections belong to this process and the running loop.
@@ -318,6 +414,39 @@ class AsyncClient(ImageCalls):
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def _batch(
+    call: Callable[..., Awaitable[Answer]], images: Iterable[Image], concurrency: int, fields: ClassifyFields
+) -> AsyncGenerator[Outcome]:
+    query_fields(**fields)
+    async with aclosing(in_order(images, partial(call, **fields), concurrency)) as outcomes:
+        async for outcome in outcomes:
+            yield outcome
+
+
+def _prediction(kind: str | None) -> type[Prediction] | None:
+    """The type of predictions of a kind; None if it is not installed."""
+    if kind is None:
+        return None
+    try:
+        found: type[Prediction] = kind_class(kind).prediction
+    except ManifestError:
+        return None
+    return found
+
+
+def _tls(url: str, options: ClientOptions) -> ssl.SSLContext | Literal[True]:
+    """The context for https; True for the system's authorities."""
+    ca, certificate, key = options.get("ca"), options.get("certificate"), options.get("certificate_key")
+    if ca is None and certificate is None and key is None:
+        return True
+    if not url.lower().startswith("https:"):
+        raise ConfigError(f"ca, certificate: only for https://HOST[:PORT][/PATH], got {url!r}")
+    # Imported here because other callers do not need cryptography, which loads slowly.
+    from hawkvision.servers.tls import caller_context
+
+    return caller_context(ca, certificate, key)
 
 
 def _check_transport(transport: str, paths: Sequence[str]) -> None:

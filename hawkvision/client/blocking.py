@@ -1,124 +1,78 @@
-"""The client of an edge node for programs without an event loop; see `hawkvision.client`."""
+"""The client of an edge node for programs without an event loop; see `hawkvision.client`.
+
+`Client` runs an `AsyncClient` on an event loop of its own thread. A fork copies the loop and its sockets, but not its
+thread, and both processes share one epoll instance. So the child must neither use nor close what it inherited: it
+starts a new loop and keeps the old one untouched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Unpack
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from typing import Any, Final, TypeVar, Unpack
 
-from hawkvision.client.asynchronous import LATE_S, AsyncClient, Health, Transport
+from hawkvision.client.asynchronous import AsyncClient, ClientOptions, Health
 from hawkvision.client.batch import Outcome
-from hawkvision.client.loop import BackgroundLoop
-from hawkvision.client.request import ClassifyFields, Color, Encoding, Image
+from hawkvision.client.request import ClassifyFields, Image
 from hawkvision.core.types import Answer
+
+ResultT = TypeVar("ResultT")
+
+_INHERITED: Final[list[object]] = []
+"""Loops of the parent process, kept because collecting one would close it."""
+_starting = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Replace the lock, which a thread of the parent may have held."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Client:
     """`AsyncClient` for code without an event loop; safe to call from several threads, and after a fork."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 30.0,
-        late_s: float = LATE_S,
-        connections: int = 16,
-        retry_budget_s: float = 0.0,
-        transport: Transport = "http",
-        paths: Sequence[str] = (),
-        ca: str | Path | None = None,
-        certificate: str | Path | None = None,
-        certificate_key: str | Path | None = None,
-    ) -> None:
+    def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         """See `AsyncClient`."""
-        self._async = AsyncClient(
-            url,
-            api_key=api_key,
-            timeout_s=timeout_s,
-            late_s=late_s,
-            connections=connections,
-            retry_budget_s=retry_budget_s,
-            transport=transport,
-            paths=paths,
-            ca=ca,
-            certificate=certificate,
-            certificate_key=certificate_key,
-        )
+        self._async = AsyncClient(url, **options)
         self.url = self._async.url
         self._loop = BackgroundLoop(f"the client of {self.url}")
 
-    def infer(
-        self,
-        image: Image,
-        *,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
-    ) -> Answer:
+    def infer(self, image: Image, **fields: Unpack[ClassifyFields]) -> Answer:
         """See `AsyncClient.infer`."""
-        return self._loop.run(self._async.infer(image, encoding=encoding, color=color, **fields))
+        return self._loop.run(self._async.infer(image, **fields))
 
-    def classify(
-        self,
-        image: Image,
-        *,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
-    ) -> Answer:
+    def classify(self, image: Image, **fields: Unpack[ClassifyFields]) -> Answer:
         """See `AsyncClient.classify`."""
-        return self._loop.run(self._async.classify(image, encoding=encoding, color=color, **fields))
+        return self._loop.run(self._async.classify(image, **fields))
 
-    def detect(
-        self,
-        image: Image,
-        *,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
-    ) -> Answer:
+    def detect(self, image: Image, **fields: Unpack[ClassifyFields]) -> Answer:
         """See `AsyncClient.detect`."""
-        return self._loop.run(self._async.detect(image, encoding=encoding, color=color, **fields))
+        return self._loop.run(self._async.detect(image, **fields))
 
     def infer_batch(
-        self,
-        images: Iterable[Image],
-        *,
-        concurrency: int = 8,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
+        self, images: Iterable[Image], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
     ) -> Generator[Outcome]:
         """See `AsyncClient.infer_batch`. The iterable is read on the client's own thread."""
-        outcomes = self._async.infer_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
-        return self._loop.iterate(outcomes)
+        return self._loop.iterate(self._async.infer_batch(images, concurrency=concurrency, **fields))
 
     def classify_batch(
-        self,
-        images: Iterable[Image],
-        *,
-        concurrency: int = 8,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
+        self, images: Iterable[Image], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
     ) -> Generator[Outcome]:
         """See `AsyncClient.classify_batch`. The iterable is read on the client's own thread."""
-        outcomes = self._async.classify_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
-        return self._loop.iterate(outcomes)
+        return self._loop.iterate(self._async.classify_batch(images, concurrency=concurrency, **fields))
 
     def detect_batch(
-        self,
-        images: Iterable[Image],
-        *,
-        concurrency: int = 8,
-        encoding: Encoding | None = None,
-        color: Color | None = None,
-        **fields: Unpack[ClassifyFields],
+        self, images: Iterable[Image], *, concurrency: int = 8, **fields: Unpack[ClassifyFields]
     ) -> Generator[Outcome]:
         """See `AsyncClient.detect_batch`. The iterable is read on the client's own thread."""
-        outcomes = self._async.detect_batch(images, concurrency=concurrency, encoding=encoding, color=color, **fields)
-        return self._loop.iterate(outcomes)
+        return self._loop.iterate(self._async.detect_batch(images, concurrency=concurrency, **fields))
 
     def tasks(self) -> dict[str, Any]:
         """See `AsyncClient.tasks`."""
@@ -145,3 +99,103 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class BackgroundLoop:
+    """Runs coroutines for threads that wait for them."""
+
+    def __init__(self, owner: str) -> None:
+        """Start.
+
+        Args:
+            owner: name of the loop's user in errors.
+        """
+        self._owner = owner
+        self._closed = False
+        self._start()
+
+    def run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """The result of a coroutine.
+
+        Raises:
+            RuntimeError: if the loop is closed, before or meanwhile.
+            Exception: what the coroutine raises.
+        """
+        try:
+            loop = self._here()
+        except RuntimeError:
+            call.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(call, loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise RuntimeError(f"{self._owner} was closed during a call") from None
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncGenerator[ResultT]) -> Generator[ResultT]:
+        """The items of an asynchronous generator, which is closed with this one."""
+
+        async def following() -> tuple[ResultT] | None:
+            async for item in items:
+                return (item,)
+            return None
+
+        async def close() -> None:
+            await items.aclose()
+
+        try:
+            while (found := self.run(following())) is not None:
+                yield found[0]
+        finally:
+            if not self._closed:
+                self.run(close())
+
+    def close(self, first: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `first`, cancel pending calls, and end the thread. A second call does nothing."""
+        self._settle()
+        with self._closing:
+            if self._closed:
+                return
+
+            async def shut_down() -> None:
+                await first()
+                others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+
+            asyncio.run_coroutine_threadsafe(shut_down(), self._loop).result()
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _here(self) -> asyncio.AbstractEventLoop:
+        """The loop of this process.
+
+        Raises:
+            RuntimeError: if it is closed.
+        """
+        self._settle()
+        if self._closed:
+            raise RuntimeError(f"{self._owner} is closed")
+        return self._loop
+
+    def _settle(self) -> None:
+        """Start a new loop if this process is a forked child."""
+        if self._pid != os.getpid() and not self._closed:
+            with _starting:
+                if self._pid != os.getpid():
+                    _INHERITED.append((self._loop, self._thread))
+                    self._start()
+
+    def _start(self) -> None:
+        self._closing = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        # A daemon, so that a program that forgot `close` can still end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hawkvision-client", daemon=True)
+        self._thread.start()
+        self._pid = os.getpid()

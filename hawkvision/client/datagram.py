@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -10,16 +9,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hawkvision.client.request import DatagramRequest, TimeLimit
+from hawkvision.client.request import TimeLimit, datagram_template
 from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
 from hawkvision.core.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
-from hawkvision.core.types import Pixels
+from hawkvision.core.types import OnMiss, Pixels, Quality
 from hawkvision.transport.client.connection_manager import NotConnectedInTime
 from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.jpeg_splitting import cut
-from hawkvision.transport.protocol.status import Status
 
 MAY_MISS: Final = 0.05
 """Share of unchanged images that may miss their deadline on the link. Such an image is then sent again, smaller, and
@@ -67,8 +65,13 @@ class DatagramConnection:
         """Bytes of datagrams sent so far."""
         return self._link.sent_bytes
 
-    async def exchange(self, image: bytes | Pixels, request: DatagramRequest, limit: TimeLimit) -> Reply:
+    async def exchange(self, image: bytes | Pixels, query: dict[str, str], limit: TimeLimit) -> Reply:
         """One attempt, with the reply in the form of an HTTP reply.
+
+        Args:
+            image: encoded, or RGB pixels.
+            query: the fields of the request.
+            limit: of this attempt.
 
         Raises:
             DeadlineMissed: if no answer arrived in time, or too little of the image reached the node.
@@ -76,10 +79,32 @@ class DatagramConnection:
             BadReply: if the reply is malformed.
             HawkVisionError: if the node refuses datagrams.
         """
+        query = limit.applied(query)
+        template, meta, deadline_s = datagram_template(query)
+        accept_late = query.get("on_miss") != OnMiss.FAIL
+        ask = partial(
+            self._link.ask,
+            template,
+            image,
+            meta=meta,
+            deadline_s=deadline_s,
+            timeout_s=limit.seconds,
+            accept_late=accept_late,
+        )
         try:
             if limit.deadline_ms is None and not self._link.state().connected:
                 await self._link.probe(limit.seconds)  # connecting has its own time
-            status, body = await self._ask(image, request, limit.seconds)
+            # Without a deadline there is time to repair any loss. A caller in a hurry sends less.
+            unchanged = deadline_s is None or (
+                query.get("quality") != Quality.FAST
+                and self._may_travel_whole(image, deadline_s, strict=not accept_late)
+            )
+            try:
+                status, body = await ask(lossless=unchanged)
+            except TooLarge:
+                if not unchanged:
+                    raise
+                status, body = await ask(lossless=False)
         except NotReady as error:  # the reply to `TRANSPORT_PATH`
             return error.status, None, msgspec.json.encode(error.body())
         except NotConnectedInTime as error:
@@ -89,39 +114,20 @@ class DatagramConnection:
         except ConnectionLost as error:
             raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
         except TimeoutError:
-            if request.deadline_s is not None and request.deadline_s < limit.seconds:
-                raise self._missed(request.deadline_s * 1e3) from None
+            if deadline_s is not None and deadline_s < limit.seconds:
+                raise self._missed(deadline_s * 1e3) from None
             raise Unreachable(f"{self.url} had not answered an image after {limit.seconds:g} s") from None
         return _reply_of(status.name, body, self.url)
 
     def _missed(self, deadline_ms: float) -> DeadlineMissed:
         return DeadlineMissed(f"{self.url}: no answer came for the deadline {deadline_ms:g} ms")
 
-    async def _ask(self, image: bytes | Pixels, request: DatagramRequest, timeout_s: float) -> tuple[Status, bytes]:
-        """Send an encoded image unchanged if it fits and losses can be repaired in time, else encode it again.
+    def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float, *, strict: bool) -> bool:
+        """Whether the link is fast enough to send an encoded image unchanged and to repair its losses in time.
 
-        Without a deadline there is always time. With one, the link must be fast enough; requests for speed, and images
-        with restart markers, which survive losses in parts, do not need it.
+        An image with restart markers need not travel whole, because it survives losses in parts.
         """
-        deadline_s = request.deadline_s
-        ask = partial(
-            self._link.ask,
-            request.template,
-            image,
-            meta=request.meta,
-            deadline_s=deadline_s,
-            timeout_s=timeout_s,
-            accept_late=request.accept_late,
-        )
-        if deadline_s is None:
-            with contextlib.suppress(TooLarge):
-                return await ask(lossless=True)
-        return await ask(
-            lossless=not request.fast and self._may_travel_whole(image, deadline_s, strict=not request.accept_late)
-        )
-
-    def _may_travel_whole(self, image: bytes | Pixels, deadline_s: float | None, *, strict: bool) -> bool:
-        if deadline_s is None or not isinstance(image, bytes):
+        if not isinstance(image, bytes):
             return False
         return self._link.fits_lossless(image, deadline_s, strict=strict) and cut(image) is None
 

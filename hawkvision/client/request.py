@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, get_args
 from urllib.parse import urlencode
 
 import numpy as np
@@ -22,8 +22,6 @@ Image: TypeAlias = bytes | bytearray | memoryview | str | os.PathLike[str] | Pix
 
 Encoding: TypeAlias = Literal["png", "jpeg"]
 Color: TypeAlias = Literal["rgb", "bgr"]
-ENCODINGS: Final = ("png", "jpeg")
-COLORS: Final = ("rgb", "bgr")
 JPEG_QUALITY: Final = 95
 """Quality of pixels sent as JPEG, on libjpeg's scale; a photograph takes a tenth of a PNG's bytes."""
 
@@ -37,7 +35,7 @@ TARGETS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidenc
 
 
 class ClassifyFields(TypedDict, total=False):
-    """The fields of a request. At most one of the first four may be given, the target."""
+    """The fields of a request, and how to send pixels. At most one of the first four may be given, the target."""
 
     min_accuracy: float | None
     max_accuracy_drop: float | None
@@ -48,6 +46,11 @@ class ClassifyFields(TypedDict, total=False):
     stream: str | None
     top_k: int | None
     task: str | None
+    encoding: Encoding | None
+    """Of pixels: `png` is lossless and the default over HTTP; `jpeg` takes a tenth of the bytes. The datagram transport
+    encodes pixels as the link allows, unless an encoding is given."""
+    color: Color | None
+    """The order of the channels of pixels: `rgb`, the default, or `bgr`, as in OpenCV."""
 
 
 def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
@@ -56,7 +59,7 @@ def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
     Raises:
         BadField: if more than one target is given, or the deadline is no number above 0, by which the client waits.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = {name: value for name, value in fields.items() if value is not None and name not in ("encoding", "color")}
     deadline_ms: Any = given.get("deadline_ms", 1.0)
     if isinstance(deadline_ms, bool) or not isinstance(deadline_ms, Real) or not 0.0 < float(deadline_ms) < math.inf:
         raise BadField(f"deadline_ms: expected milliseconds, a number above 0; got {deadline_ms!r:.60}")
@@ -67,9 +70,9 @@ def query_fields(**fields: Unpack[ClassifyFields]) -> dict[str, str]:
     return {name: repr(float(v)) if isinstance(v, float) else f"{v}" for name, v in given.items()}
 
 
-def waits_beyond_deadline(fields: ClassifyFields) -> bool:
-    """Whether the caller accepts an answer at any time."""
-    return fields.get("on_miss") == OnMiss.WAIT
+def waited_ms(fields: ClassifyFields) -> float | None:
+    """The deadline that ends the wait for an answer; None if an answer is accepted at any time."""
+    return None if fields.get("on_miss") == OnMiss.WAIT else fields.get("deadline_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,23 +100,11 @@ class TimeLimit:
         return query if self.left_ms is None else query | {"deadline_ms": repr(self.left_ms)}
 
 
-@dataclass(frozen=True, slots=True)
-class DatagramRequest:
-    """A request over the datagram transport: fields that many images share, and those of one image."""
+def datagram_template(query: dict[str, str]) -> tuple[bytes, bytes, float | None]:
+    """The request for a query: its template, its metadata, and its deadline in seconds.
 
-    template: bytes
-    meta: bytes
-    deadline_s: float | None
-    fast: bool = False
-    """Whether speed matters more than accuracy, so that the image is always encoded again."""
-    accept_late: bool = True
-    """Whether an answer after the deadline is accepted: always except for `on_miss=fail`."""
-
-
-def datagram_request(query: dict[str, str]) -> DatagramRequest:
-    """The request for a query. The deadline goes into the fragments if they can carry it, except for `on_miss=wait`.
-
-    Invalid fields stay in the template, so that the node refuses them.
+    The deadline goes into the fragments if they can carry it, except for `on_miss=wait`. Invalid fields stay in the
+    template, so that the node refuses them.
     """
     shared = dict(query)
     deadline_s = None
@@ -127,9 +118,62 @@ def datagram_request(query: dict[str, str]) -> DatagramRequest:
         shared.pop("stream", None)
     else:
         meta = b""
-    fast = shared.get("quality") == Quality.FAST.value
-    accept_late = shared.get("on_miss") != OnMiss.FAIL.value
-    return DatagramRequest(urlencode(sorted(shared.items())).encode(), meta, deadline_s, fast, accept_late)
+    return urlencode(sorted(shared.items())).encode(), meta, deadline_s
+
+
+def check_image(image: Image, fields: ClassifyFields) -> None:
+    """Refuse what is no image, and options of pixels that do not apply to this one.
+
+    Raises:
+        BadField: if an option is unknown, or is given for an encoded image, or if this is of another type.
+    """
+    if not isinstance(image, bytes | bytearray | memoryview | str | os.PathLike | np.ndarray):
+        raise BadField(
+            f"image: expected an encoded image, a path, or an array of pixels, such as np.asarray(...) of a PIL "
+            f"image in RGB; got {type(image).__name__}"
+        )
+    for name, value, known in (
+        ("encoding", fields.get("encoding"), get_args(Encoding)),
+        ("color", fields.get("color"), get_args(Color)),
+    ):
+        if value is None:
+            continue
+        if value not in known:
+            raise BadField(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+        if not isinstance(image, np.ndarray):
+            raise BadField(f"{name}: only for arrays of pixels; got {type(image).__name__}, sent as it is")
+
+
+async def sendable(image: Image, fields: ClassifyFields, *, pixels: bool) -> bytes | Pixels:
+    """The bytes to send, or with `pixels` RGB pixels where no encoding was asked for.
+
+    Raises:
+        BadField: if the array is no image.
+        OSError: if the path cannot be read.
+    """
+    encoding, color = fields.get("encoding"), fields.get("color")
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if not isinstance(image, np.ndarray):
+        return await asyncio.to_thread(_read, image)
+    if pixels and encoding is None:
+        return np.ascontiguousarray(image[..., ::-1]) if color == "bgr" else image
+    return await asyncio.to_thread(_encoded, image, encoding, color)
+
+
+def _encoded(pixels: Pixels, encoding: Encoding | None, color: Color | None) -> bytes:
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+        advice = "; an encoded image is sent as bytes" if pixels.ndim == 1 else ""
+        raise BadField(f"image: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}{advice}")
+    # Imported here because most callers send encoded images, and OpenCV takes 100 ms to load.
+    import cv2
+
+    suffix, options = (".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]) if encoding == "jpeg" else (".png", [])
+    written_as_bgr = pixels if color == "bgr" else pixels[:, :, ::-1]
+    done, written = cv2.imencode(suffix, written_as_bgr, options)
+    if not done:
+        raise BadField(f"image: {pixels.shape} cannot be encoded as {suffix[1:].upper()}")
+    return bytes(written)
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:
@@ -137,62 +181,3 @@ def _read(path: str | os.PathLike[str]) -> bytes:
         return Path(path).read_bytes()
     except ValueError as error:  # a null character
         raise BadField(f"image: {path!r:.60} is no path: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class PixelFormat:
-    """The channel order of pixels, and their encoding on the wire."""
-
-    encoding: Encoding | None = None
-    color: Color | None = None
-    """The order of the channels; None is RGB."""
-
-    def check(self, image: Image) -> None:
-        """Refuse what is no image, and options that do not apply to this one.
-
-        Raises:
-            BadField: if an option is unknown, or is given for an encoded image, or if this is of another type.
-        """
-        if not isinstance(image, bytes | bytearray | memoryview | str | os.PathLike | np.ndarray):
-            raise BadField(
-                f"image: expected an encoded image, a path, or an array of pixels, such as np.asarray(...) of a PIL "
-                f"image in RGB; got {type(image).__name__}"
-            )
-        for name, value, known in (("encoding", self.encoding, ENCODINGS), ("color", self.color, COLORS)):
-            if value is None:
-                continue
-            if value not in known:
-                raise BadField(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-            if not isinstance(image, np.ndarray):
-                raise BadField(f"{name}: only for arrays of pixels; got {type(image).__name__}, sent as it is")
-
-    async def sendable(self, image: Image, *, pixels: bool) -> bytes | Pixels:
-        """The bytes to send, or with `pixels` RGB pixels where no encoding was asked for.
-
-        Raises:
-            BadField: if the array is no image.
-            OSError: if the path cannot be read.
-        """
-        if isinstance(image, bytes | bytearray | memoryview):
-            return bytes(image)
-        if not isinstance(image, np.ndarray):
-            return await asyncio.to_thread(_read, image)
-        if pixels and self.encoding is None:
-            return np.ascontiguousarray(image[..., ::-1]) if self.color == "bgr" else image
-        return await asyncio.to_thread(self._encoded, image)
-
-    def _encoded(self, pixels: Pixels) -> bytes:
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-            advice = "; an encoded image is sent as bytes" if pixels.ndim == 1 else ""
-            raise BadField(f"image: expected uint8 (height, width, 3), got {pixels.dtype} {pixels.shape}{advice}")
-        # Imported here because most callers send encoded images, and OpenCV takes 100 ms to load.
-        import cv2
-
-        suffix, options = (
-            (".jpg", [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]) if self.encoding == "jpeg" else (".png", [])
-        )
-        written_as_bgr = pixels if self.color == "bgr" else pixels[:, :, ::-1]
-        done, written = cv2.imencode(suffix, written_as_bgr, options)
-        if not done:
-            raise BadField(f"image: {pixels.shape} cannot be encoded as {suffix[1:].upper()}")
-        return bytes(written)

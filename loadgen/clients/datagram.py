@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hawkvision.client.asynchronous import AsyncClient
-from hawkvision.client.request import ClassifyFields, PixelFormat
+from hawkvision.client.request import ClassifyFields
 from hawkvision.client.response import BadReply, Unreachable, answer_from_json
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.tasks.kind import TaskKind
@@ -56,7 +56,7 @@ class DatagramLoadClient:
         times.send()  # preparing the datagrams is the transport's own work, and counts
         try:
             asked = {"task": self._task, **asked}
-            replied = await self._client.send(self._path, image, PixelFormat(), ClassifyFields(**asked))  # type: ignore[typeddict-item]
+            replied = await self._client.send(self._path, image, ClassifyFields(**asked))  # type: ignore[typeddict-item]
             answer = answer_from_json(replied, self._prediction)
         except (Unreachable, BadReply) as error:
             return ClientReply(UNANSWERED, error.code, sent_bytes=self._sent())

@@ -50,7 +50,10 @@ ANSWER: Final = msgspec.json.encode(
         "top_k": [{"label": "nothing", "index": 0, "confidence": 1.0}],
         "model": "nothing", "tier": "edge", "escalated": False, "reason": None, "degraded": False,
         "received_fraction": 1.0,
-        "accuracy": {"target": {"quality": "fast"}, "status": "best_effort", "basis": "profile"},
+        "accuracy": {
+            "target": {"quality": "fast"}, "max_drop": None, "status": "best_effort", "basis": "profile",
+            "delta": None, "n": None,
+        },
         "deadline_met": None, "timing_ms": {},
     }
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from hawkvision.client.asynchronous import AsyncClient
-from hawkvision.client.request import ClassifyFields, PixelFormat
+from hawkvision.client.request import ClassifyFields
 from hawkvision.client.response import answer_from_json
 from hawkvision.core.errors import HawkVisionError, NotReady
 from hawkvision.core.types import Answer, Quality
@@ -61,7 +61,7 @@ async def _reference_answer(client: AsyncClient, body: bytes, server: ServerAddr
     """The reference stage's own answer: a `degraded` one comes from another stage."""
     for wait_s in (*WAITS_S, None):
         fields = ClassifyFields(task=server.task, quality=Quality.BEST)
-        answer = answer_from_json(await client.send(server.path, body, PixelFormat(), fields), kind.prediction)
+        answer = answer_from_json(await client.send(server.path, body, fields), kind.prediction)
         if not answer.degraded:
             return answer
         if wait_s is not None:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hawkvision.client.asynchronous import AsyncClient
-from hawkvision.client.request import ClassifyFields, PixelFormat
+from hawkvision.client.request import ClassifyFields
 from hawkvision.client.response import answer_from_json
 from hawkvision.core.errors import ConfigError, HawkVisionError, TargetUnreachable
 from hawkvision.core.types import (
@@ -286,7 +286,7 @@ async def _ask(
             started = time.perf_counter()
             try:
                 asked = ClassifyFields(task=task.name, **fields)  # type: ignore[typeddict-item]
-                replied = await client.send(task.path, images.bodies[index], PixelFormat(), asked)
+                replied = await client.send(task.path, images.bodies[index], asked)
                 answer = answer_from_json(replied, task.kind.prediction)
             except HawkVisionError as error:
                 error.add_note(f"image {index} of {images.name}, {written(target)}")

@@ -23,7 +23,7 @@ from edge.servers.deepstack import MOST, UNKEYED_BYTES
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
-from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, calls
+from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, asynchronous
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.metrics import EdgeMetrics
@@ -445,7 +445,7 @@ def test_predictions_of_an_unknown_kind_keep_their_fields(monkeypatch: pytest.Mo
     def not_installed(name: str) -> NoReturn:
         raise ManifestError(f"kind {name!r} is not installed")
 
-    monkeypatch.setattr(calls, "kind_class", not_installed)
+    monkeypatch.setattr(asynchronous, "kind_class", not_installed)
 
     def ask(port: int) -> Answer:
         with Client(f"http://127.0.0.1:{port}") as client:

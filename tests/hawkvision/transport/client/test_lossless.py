@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.client.datagram import DatagramConnection
-from hawkvision.client.request import TimeLimit, datagram_request, query_fields
+from hawkvision.client.request import TimeLimit, query_fields
 from hawkvision.client.response import Reply
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.types import Quality
@@ -52,9 +52,7 @@ async def arrivals(
 
         way = DatagramConnection("http://127.0.0.1", offered, paths=(), api_key=None, timeout_s=30.0)
         for _ in range(n):
-            await way.exchange(
-                body, datagram_request(query_fields(deadline_ms=deadline_ms, quality=quality)), TimeLimit(30.0)
-            )
+            await way.exchange(body, query_fields(deadline_ms=deadline_ms, quality=quality), TimeLimit(30.0))
         await way.close()
     return [each.arrived for each in server.arrived if isinstance(each.arrived, Complete | Partial)]
 
