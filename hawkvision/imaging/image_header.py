@@ -1,6 +1,6 @@
 """Reads the header of an encoded image, without decoding a pixel.
 
-    JPEG   FFD8 { FF marker, length:2, payload }*  SOFn: precision:1 height:2 width:2 components:1; up to SOS
+    JPEG   segments as in `jpeg`, up to the first scan
     PNG    89504E470D0A1A0A { length:4 type:4 payload crc:4 }*  first IHDR: width:4 height:4 depth:1 colour:1 ...
     WebP   RIFF size:4 WEBP { type:4 size:4 payload pad }*  first VP8, VP8L or VP8X
 
@@ -14,10 +14,20 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hawkvision.core.errors import BadImage, UnsupportedMedia
 from hawkvision.imaging.image_formats import READ_FORMATS, Encoded, ImageFormat, recognise
+from hawkvision.imaging.jpeg import (
+    END_OF_IMAGE,
+    FRAMES,
+    PROGRESSIVE,
+    SOI,
+    START_OF_IMAGE,
+    START_OF_SCAN,
+    JpegFrame,
+    segments,
+)
 
 MAX_SEGMENTS = 512
 """JPEG segments before the first scan. Each holds up to 64 KiB, so 512 are 32 MiB of metadata, three times the largest
@@ -29,13 +39,11 @@ MAX_CHUNKS = 64
 MAX_EXIF_ENTRIES = 256
 """Entries that are read of EXIF's first directory; cameras write about fifteen."""
 
-_JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 _JPEG_DNL = re.compile(rb"\xff\xdc\x00\x04..", re.DOTALL)
 MAX_EXIFS = 8
 """EXIF segments of a JPEG in which the orientation is searched; some editors leave two."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_JPEG_SIGNATURE = b"\xff\xd8\xff"
-_SIGNATURES = (_JPEG_SIGNATURE, PNG_SIGNATURE, b"RIFF")
+_SIGNATURES = (SOI + b"\xff", PNG_SIGNATURE, b"RIFF")
 
 _EXIF_INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
 """Field types of the orientation that cameras use; the standard demands 3."""
@@ -79,8 +87,8 @@ def probe(body: Encoded) -> ImageHeader:
     head = bytes(view[:32])
     if not head:
         raise BadImage("the body is empty; expected a JPEG, PNG or WebP image")
-    if head.startswith(_JPEG_SIGNATURE[:2]):
-        return _probe_jpeg(view)
+    if head.startswith(SOI):
+        return _probe_jpeg(body if isinstance(body, bytes) else bytes(view))
     if head.startswith(PNG_SIGNATURE):
         return _probe_png(view)
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
@@ -114,82 +122,57 @@ def png_chunk_is_sound(view: memoryview, start: int, end: int) -> bool:
     return zlib.crc32(view[start - 4 : end]) == int.from_bytes(view[end : end + 4], "big")
 
 
-def _probe_jpeg(view: memoryview) -> ImageHeader:
-    at, orientation, header, exifs = 2, None, None, MAX_EXIFS
-    for _ in range(MAX_SEGMENTS):
-        if at + 4 > len(view):
-            raise BadImage(f"JPEG: the data end at byte {len(view)}, inside the header")
-        if view[at] != 0xFF or view[at + 1] in (0x00, 0xFF):
-            at = _next_marker(view, at)
-            continue
-        marker = view[at + 1]
-        if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a length
-            at += 2
-            continue
-        if marker in (0xD8, 0xD9) or (marker == 0xDA and header is None):
+def _probe_jpeg(data: bytes) -> ImageHeader:
+    orientation: int | None = None
+    frame: JpegFrame | None = None
+    exifs = MAX_EXIFS
+    for marker, at, start, end in segments(data, MAX_SEGMENTS):
+        if marker in (START_OF_IMAGE, END_OF_IMAGE) or (marker == START_OF_SCAN and frame is None):
             raise BadImage(f"JPEG: marker {marker:#04x} at byte {at} comes before any frame header or scan")
-        length = int.from_bytes(view[at + 2 : at + 4], "big")
-        if length < 2 and (0xE0 <= marker <= 0xEF or marker == 0xFE):
-            length = 2  # metadata that are shorter than their length field, which decoders ignore
-        end = at + 2 + length
-        if length < 2 or end > len(view):
-            raise BadImage(f"JPEG: the segment at byte {at} has length {length}; {len(view) - at - 2} bytes are left")
-        segment = view[at + 4 : end]
-        if marker == 0xDA and header is not None:
-            if not header.height:
-                header = replace(header, height=_defined_height(view, end, header.width))
-            if orientation is not None and orientation != header.orientation:  # stated behind the frame header
-                header = replace(header, orientation=orientation)
-            whole = len(segment) > 0 and segment[0] == header.components
-            multiscan = header.progressive or not whole
-            # Copying the header takes a third of this function's time.
-            return replace(header, multiscan=True) if multiscan else header
+        metadata = 0xE0 <= marker <= 0xEF or marker == 0xFE  # decoders ignore lengths of these that are too short
+        if end > len(data) or (end == start and not metadata and data[at + 3] < 2):
+            raise BadImage(f"JPEG: the segment at byte {at} is cut off, or shorter than its length")
+        if marker == START_OF_SCAN and frame is not None:
+            whole = end > start and data[start] == frame.payload[5]
+            return _jpeg_header(frame, orientation or 1, frame.height or _defined_height(data, end), whole=whole)
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            if header is not None:
+            if frame is not None:
                 raise BadImage(f"JPEG: a second frame header at byte {at}")
-            header = _jpeg_frame(bytes(segment), marker, orientation or 1)
-        elif marker == 0xE1 and orientation is None and exifs and bytes(segment[:6]) == b"Exif\0\0":
-            orientation = _orientation(segment[6:])
+            frame = _jpeg_frame(marker, data[start:end])
+        elif marker == 0xE1 and orientation is None and exifs and data.startswith(b"Exif\0\0", start):
+            orientation = _orientation(memoryview(data)[start + 6 : end])
             exifs -= 1
-        at = end
-    raise BadImage(f"JPEG: no scan within {MAX_SEGMENTS} segments")
+    raise BadImage(f"JPEG: the data end at byte {len(data)}, inside the header")
 
 
-def _next_marker(view: memoryview, at: int) -> int:
-    """The position of the next marker. Decoders skip stray bytes and fill bytes (T.81 B.1.1.2) before it."""
-    found = _JPEG_MARKER.search(view, at)
-    if found is None:
-        raise BadImage(f"JPEG: expected a marker (0xff) at byte {at}; none follows")
-    return found.start()
-
-
-def _defined_height(view: memoryview, at: int, width: int) -> int:
-    """The height of a frame that leaves it to a DNL segment behind the first scan (T.81 B.2.5)."""
-    found = _JPEG_DNL.search(view, at)
-    height = int.from_bytes(found.group()[4:], "big") if found else 0
-    _check_size("JPEG", width, height)
-    return height
-
-
-def _jpeg_frame(frame: bytes, marker: int, orientation: int) -> ImageHeader:
-    if len(frame) < 6:
-        raise BadImage("JPEG: the data end inside the frame header")
-    precision, height, width, components = struct.unpack_from(">BHHB", frame)
-    if marker not in (0xC0, 0xC1, 0xC2, 0xC9, 0xCA):
+def _jpeg_frame(marker: int, payload: bytes) -> JpegFrame:
+    if marker not in FRAMES:
         raise UnsupportedMedia(
             f"JPEG: lossless and hierarchical frames (SOF marker {marker:#04x}) are not read; "
             "baseline, extended and progressive ones are"
         )
-    if precision != 8:
-        raise UnsupportedMedia(f"JPEG: {precision} bits per sample; only 8 are read")
-    if components not in (1, 3, 4):
-        raise BadImage(f"JPEG: {components} components; expected 1, 3 or 4")
-    if len(frame) != 6 + 3 * components:
-        raise BadImage(f"JPEG: the frame header has {len(frame)} bytes; expected {6 + 3 * components}")
-    if not width:
-        _check_size("JPEG", width, height)
-    progressive = marker in (0xC2, 0xCA)
-    return ImageHeader(ImageFormat.JPEG, width, height, orientation, components, progressive=progressive)
+    if len(payload) > 5 and payload[0] != 8:
+        raise UnsupportedMedia(f"JPEG: {payload[0]} bits per sample; only 8 are read")
+    frame = JpegFrame.read(marker, payload)
+    if payload[5] not in (1, 3, 4):
+        raise BadImage(f"JPEG: {payload[5]} components; expected 1, 3 or 4")
+    return frame
+
+
+def _jpeg_header(frame: JpegFrame, orientation: int, height: int, *, whole: bool) -> ImageHeader:
+    """`whole` says whether the first scan is of all components."""
+    _check_size("JPEG", frame.width, height)
+    progressive = frame.marker in PROGRESSIVE
+    return ImageHeader(
+        ImageFormat.JPEG, frame.width, height, orientation, frame.payload[5],
+        progressive=progressive, multiscan=progressive or not whole,
+    )  # fmt: skip
+
+
+def _defined_height(data: bytes, at: int) -> int:
+    """The height of a frame that leaves it to a DNL segment behind the first scan (T.81 B.2.5)."""
+    found = _JPEG_DNL.search(data, at)
+    return int.from_bytes(found.group()[4:], "big") if found else 0
 
 
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}

@@ -1,7 +1,7 @@
 """JPEG to pixels: libjpeg-turbo decodes intact files; files with warnings are examined further.
 
     strict ── no warning ──────────────────────────────────────────────────────► pixels
-       └ warning ── taken apart and rebuilt (`jpeg_repair`) ── strict ─────────► pixels
+       └ warning ── read in parts and rebuilt (`jpeg_repair`) ── strict ─────────► pixels
                       └ warning of surplus bytes ── each piece alone, strict ──► pixels, if all are there
                       └ any other warning, or missing data ────────────────────► refused
 
@@ -24,7 +24,7 @@ import simplejpeg
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.image_header import ImageHeader
-from hawkvision.imaging.jpeg_repair import TAIL_BYTES, JpegStream, taken_apart
+from hawkvision.imaging.jpeg_repair import TAIL_BYTES, JpegStream
 
 MAX_PIECES: Final = 16_384
 """Pieces between restart markers that are decoded one by one, if padding hides whether they are whole. Each takes some
@@ -63,7 +63,7 @@ def decode_jpeg(data: bytes, header: ImageHeader, factor: int) -> Pixels:
     colourspace = "CMYK" if header.components == 4 else "RGB"
     options = {"colorspace": colourspace, "min_height": height, "min_width": width, "min_factor": float(factor)}
     if header.multiscan and not header.progressive:
-        taken_apart(data, header.height)  # libjpeg does not notice a component without a scan
+        JpegStream.read(data, header.height)  # libjpeg does not notice a component without a scan
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
     except ValueError as error:
@@ -79,7 +79,7 @@ def _recovered(data: bytes, header: ImageHeader, factor: int, options: dict[str,
         return _filled(data, options)
     if options["min_height"] * options["min_width"] * max(3, header.components) > MAX_MENDED_BYTES:
         raise BadImage(f"JPEG: {warning}; a raster of {options['min_width']}x{options['min_height']} is not mended")
-    stream = taken_apart(data, header.height)
+    stream = JpegStream.read(data, header.height)
     if not stream.ended:
         # Zeros are valid codes. If zeros replace missing data, no end marker follows them.
         stream = stream.trimmed(SPARED_ZEROS)
@@ -183,7 +183,7 @@ def _by_opencv(stream: JpegStream, header: ImageHeader, factor: int) -> Pixels:
     Without an end marker, OpenCV ignores the bytes behind the data, and stops if the data end too early. An image of
     several scans must have the marker; OpenCV writes a line to stderr about it.
     """
-    if stream.frame.arithmetic:  # the bytes behind may belong to the data, because encoders omit zeros
+    if stream.arithmetic:  # the bytes behind may belong to the data, because encoders omit zeros
         return _opened(stream.body(), factor)
     if not stream.plain:
         return _opened_twice([stream.body(tail) for tail in TAILS], header, factor)

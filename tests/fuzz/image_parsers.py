@@ -21,7 +21,7 @@ import numpy as np
 with atheris.instrument_imports(include=["hawkvision.imaging"]):
     from hawkvision.core.errors import RequestError
     from hawkvision.imaging.image_formats import ImageFormat
-    from hawkvision.imaging.jpeg_repair import scans, taken_apart
+    from hawkvision.imaging.jpeg_repair import JpegStream, scans
     from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
     from hawkvision.imaging.preprocessing import decode, probe
 
@@ -37,7 +37,7 @@ def _decoded(data: bytes) -> None:
 
 def _apart(data: bytes) -> None:
     scans(data)
-    stream = taken_apart(data, 16)
+    stream = JpegStream.read(data, 16)
     stream.trimmed().body(b"\0")
     if stream.plain:
         stream.alone(0)

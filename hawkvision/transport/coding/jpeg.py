@@ -18,12 +18,10 @@ from typing import Final
 import cv2
 
 from hawkvision.core.types import Pixels
+from hawkvision.imaging.jpeg import EOI, RESTARTS, SOI, START_OF_SCAN, segment
 
-SOI: Final = b"\xff\xd8"
-EOI: Final = b"\xff\xd9"
 SEPARATOR: Final = b"\xff\xd0"
 """Between segments on the wire; numbers are given when all segments are in their places."""
-MARKERS: Final = tuple(bytes((0xFF, 0xD0 + number)) for number in range(8))
 
 _ZIGZAG: Final = (
     0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21,
@@ -146,23 +144,23 @@ def standard_header(width: int, height: int, quality: int, interval: int) -> byt
     luminance, chrominance = quantisation(quality)
     parts = [
         SOI,
-        marker(0xE0, b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"),
-        marker(0xDB, b"\0" + luminance),
-        marker(0xDB, b"\x01" + chrominance),
-        marker(0xC0, struct.pack(">BHHB", 8, height, width, 3) + SAMPLING),
+        segment(0xE0, b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"),
+        segment(0xDB, b"\0" + luminance),
+        segment(0xDB, b"\x01" + chrominance),
+        segment(0xC0, struct.pack(">BHHB", 8, height, width, 3) + SAMPLING),
     ]
-    parts += (marker(0xC4, bytes((place,)) + table) for place, table in STANDARD_CODES.items())
+    parts += (segment(0xC4, bytes((place,)) + table) for place, table in STANDARD_CODES.items())
     if interval:
-        parts.append(marker(0xDD, struct.pack(">H", interval)))
-    parts.append(marker(0xDA, SCAN))
+        parts.append(segment(0xDD, struct.pack(">H", interval)))
+    parts.append(segment(START_OF_SCAN, SCAN))
     return b"".join(parts)
 
 
 def assemble(header: bytes, segments: list[bytes]) -> bytes:
     """The whole file: segments in raster order with restart markers numbered between them."""
     parts = [header, segments[0]]
-    for number, segment in enumerate(segments[1:]):
-        parts += (MARKERS[number & 7], segment)
+    for number, piece in enumerate(segments[1:]):
+        parts += (RESTARTS[number & 7], piece)
     parts.append(EOI)
     return b"".join(parts)
 
@@ -186,16 +184,11 @@ def compress(bgr: Pixels, quality: int, interval: int) -> list[bytes]:
 
 def split_scan(scan: bytes) -> list[bytes]:
     """A scan cut at its restart markers, whatever their numbers."""
-    for marker in MARKERS[1:]:
-        scan = scan.replace(marker, SEPARATOR)
+    for restart in RESTARTS[1:]:
+        scan = scan.replace(restart, SEPARATOR)
     return scan.split(SEPARATOR)
 
 
 def is_clean(data: bytes) -> bool:
     """Whether data hold no marker but separators: every 0xff is stuffed or begins one."""
     return data.count(b"\xff") == data.count(b"\xff\0") + data.count(SEPARATOR)
-
-
-def marker(code: int, payload: bytes) -> bytes:
-    """One marker segment."""
-    return struct.pack(">BBH", 0xFF, code, len(payload) + 2) + payload

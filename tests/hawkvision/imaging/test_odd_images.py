@@ -21,7 +21,7 @@ from PIL import Image
 from hawkvision.core.errors import BadImage, RequestError, TooLarge
 from hawkvision.core.types import Pixels
 from hawkvision.imaging import jpeg_decoding
-from hawkvision.imaging.jpeg_repair import taken_apart
+from hawkvision.imaging.jpeg_repair import JpegStream
 from hawkvision.imaging.preprocessing import decode, probe
 from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import MAX_PIXELS, encode, furthest, pillow, read, scene
@@ -266,4 +266,4 @@ def test_arbitrary_segments_are_taken_apart_or_refused(
     segments: list[tuple[int, bytes]], tail: bytes, height: int
 ) -> None:
     with suppress(BadImage):
-        taken_apart(b"\xff\xd8" + b"".join(itertools.starmap(segment, segments)) + tail, height).body()
+        JpegStream.read(b"\xff\xd8" + b"".join(itertools.starmap(segment, segments)) + tail, height).body()
