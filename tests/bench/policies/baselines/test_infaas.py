@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hawkvision.core.errors import ArtifactError, ManifestError, NotReady
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, MinAccuracy, Quality, Reason, Tier
-from hawkvision.models.manifest import artifact_path, load_manifest, models_dir
 from hawkvision.system.child_server import running
-from tests.bench.policies.baselines.infaas import Option, Worker, choose
+from tests.bench.policies.baselines.infaas import Option, choose
 from tests.bench.policies.baselines.plugin import InfaasBaseline, with_baselines
-from tests.bench.policies.baselines.registration import Profiled, Registration, register
+from tests.bench.policies.baselines.registration import Profiled, Registration
 from tests.bench.policies.baselines.settings import BaselineSettings
 from tests.bench.policies.baselines.store import SIZES, Store
 from tests.edge.bench import SURE, bench, known, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
-from tests.hawkvision.cascade.synthetic import SHA
 from tests.images import encoded
-from tests.waiting import until
 
 INFAAS = EdgeConfig(policy="infaas", task="digits")
 
@@ -106,61 +99,6 @@ def test_accuracy_is_kept_if_it_can_be_and_then_the_deadline(
         assert chosen.total_ms <= slack_ms
 
 
-# -------------------------------------------------------------------------------------------------- registration
-
-IMAGENET = load_manifest("imagenet", models_dir())
-LITE0 = "efficientnet_lite0_int8"
-
-
-def built(cache: Path, sizes: Mapping[str, int]) -> Path:
-    for name, size in sizes.items():
-        path = artifact_path(cache, "imagenet", name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(size))
-    return cache
-
-
-def test_variants_that_are_built_and_fit_are_registered_and_unloaded_again(tmp_path: Path) -> None:
-    store = Store()
-    cache = built(tmp_path, {"efficientnet_lite0_int8": 1000, "squeezenet1_1_int8": 500, "mobilenet_v2": 3000})
-    config = infaas(resident_memory_mb=0.002)
-    found = register(config, IMAGENET, cache, LITE0, store.load)
-    assert {name: each.size for name, each in found.variants.items()} == {
-        "squeezenet1_1_int8": 500,
-        "efficientnet_lite0_int8": 1000,
-    }
-    assert (found.limit, found.edge, found.best) == (2000, LITE0, "committee")
-    assert list(found.remote) == list(IMAGENET.cascade.dc)
-    assert found.best_accuracy == max(found.remote.values())
-    assert all(model.closed for model in store.models.values())
-    assert all(each.infer_ms > 0.0 and each.load_ms > 0.0 for each in found.variants.values())
-
-
-def test_a_conditional_ensemble_is_a_variant_among_others(tmp_path: Path) -> None:
-    store = Store()
-    cache = built(tmp_path, {LITE0: 1000, "efficientnet_lite1_int8": 900})
-    found = register(infaas(resident_memory_mb=0.003), IMAGENET, cache, "edge_committee", store.load)
-    assert {name: each.size for name, each in found.variants.items()} == {
-        LITE0: 1000,
-        "efficientnet_lite1_int8": 900,
-        IMAGENET.cascade.default_edge: 1900,
-    }
-    assert found.variants["edge_committee"].accuracy == max(each.accuracy for each in found.variants.values())
-    with pytest.raises(ArtifactError, match=r"edge_committee: the model file is missing.* efficientnet_lite1_int8"):
-        register(INFAAS, IMAGENET, built(tmp_path / "other", {LITE0: 9}), "edge_committee", store.load)
-
-
-def test_a_missing_registered_accuracy_is_an_error(tmp_path: Path) -> None:
-    ensembles = tuple(replace(each, accuracy=None) for each in IMAGENET.ensembles)
-    with pytest.raises(ManifestError, match=f"'infaas' needs registered accuracies of .* and {IMAGENET.best}"):
-        register(INFAAS, replace(IMAGENET, ensembles=ensembles), tmp_path, LITE0, Store().load)
-
-
-def test_an_edge_stage_that_is_not_built_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="efficientnet_lite0_int8: the model file is missing"):
-        register(INFAAS, IMAGENET, built(tmp_path, {"mobilenet_v2_int8": 9}), LITE0, Store().load)
-
-
 # ------------------------------------------------------------------------------------------------------- answers
 
 
@@ -212,48 +150,10 @@ def test_a_target_beyond_all_local_variants_goes_to_the_datacenter(large: Peer) 
     assert loads == []
 
 
-def test_a_cheaper_datacenter_stage_answers_targets_that_it_meets(large: Peer) -> None:
-    large.intermediate, large.intermediate_fingerprint = "medium", SHA
-
-    async def scenario() -> list[str]:
-        async with bench(
-            large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None), intermediate=True
-        ) as it:
-            await until(lambda: it.node.context.served.serves("medium"))
-            return [(await it.ask(target=MinAccuracy(accuracy))).model for accuracy in (0.9, 0.93)]
-
-    assert run(scenario) == ["medium", "large"]
-
-
-def test_a_stage_that_the_datacenter_does_not_run_as_registered_is_not_asked(large: Peer) -> None:
-    large.intermediate, large.intermediate_fingerprint = "medium", "0" * 64
-
-    async def scenario() -> str:
-        async with bench(
-            large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None), intermediate=True
-        ) as it:
-            await known(it.node)
-            return (await it.ask(target=MinAccuracy(0.9))).model
-
-    assert run(scenario) == "large"
-
-
-def test_without_a_datacenter_the_most_accurate_variant_answers_and_admits_it() -> None:
-    (answer,), loads, _ = on_node(None, {"target": Quality.BEST})
-    assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "big", True, False)
-    assert loads == ["big"]
-
-
 def test_a_datacenter_that_fails_is_stood_in_for(large: Peer) -> None:
     large.status = 500
     (answer,), _, _ = on_node(large, {"target": Quality.BEST})
     assert (answer.tier, answer.model, answer.degraded, answer.reason) == (Tier.EDGE, "big", True, Reason.TARGET)
-
-
-def test_a_late_datacenter_is_waited_for(large: Peer) -> None:
-    large.delay_s = 0.3
-    (answer,), _, _ = on_node(large, {"target": Quality.BEST, "deadline_ms": 60.0})
-    assert (answer.tier, answer.deadline_met) == (Tier.DATACENTER, False)
 
 
 def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
@@ -268,38 +168,6 @@ def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(
     answer = run(scenario)
     assert (answer.tier, answer.model, answer.degraded) == (Tier.EDGE, "big", True)
     assert answer.timing_ms.total > 550.0
-
-
-def test_requests_go_on_while_a_model_is_loaded(large: Peer) -> None:
-    store = Store()
-
-    async def scenario() -> tuple[str, str]:
-        async with bench(large, SURE, baseline=InfaasBaseline(INFAAS, registered(store), None)) as it:
-            store.gate.clear()
-            waiting = asyncio.create_task(it.ask(target=MinAccuracy(0.85)))
-            await until(lambda: store.loads == ["mid"])
-            meanwhile = await it.ask(target=MinAccuracy(0.7))
-            store.gate.set()
-            return meanwhile.model, (await waiting).model
-
-    assert run(scenario) == ("small", "mid")
-
-
-def test_what_slows_one_variant_is_expected_to_slow_all_alike(large: Peer) -> None:
-    async def scenario() -> tuple[dict[str, float], dict[str, float]]:
-        async with bench(large, SURE, baseline=InfaasBaseline(INFAAS, registered(Store()), None)) as it:
-            assert it.node.baseline is not None
-            assert isinstance(it.node.baseline.handler, partial)
-            worker = it.node.baseline.handler.args[0]
-            assert isinstance(worker, Worker)
-            before = {each.name: each.latency_ms for each in worker.options(0.0)}
-            await it.ask(target=MinAccuracy(0.7))
-            return before, {each.name: each.latency_ms for each in worker.options(0.0)}
-
-    before, after = run(scenario)
-    duration = (after["big"] - after["small"]) / (before["big"] - before["small"])
-    assert duration == pytest.approx((after["mid"] - after["small"]) / (before["mid"] - before["small"]))
-    assert duration < 1.0, "a blank backend is faster than what was registered"
 
 
 # ----------------------------------------------------------------------------------------------------- processes
@@ -323,12 +191,3 @@ def test_a_node_loads_its_manifests_variants_under_its_memory() -> None:
     assert models == ["efficientnet_lite0_int8", "efficientnet_lite1_int8"], "only one of them fits at a time"
     assert 'hawkvision_model_loads_total{task="imagenet",variant="efficientnet_lite1_int8"} 1.0' in loads
     assert listed["policy"] == "infaas"
-
-
-def test_a_memory_that_does_not_hold_the_edge_stage_is_refused() -> None:
-    words = ("--port", "0", "--backend", "noop", "--policy", "infaas", "--resident-memory-mb", "5")
-    with (
-        pytest.raises(NotReady, match="resident_memory_mb = 5 cannot hold efficientnet_lite0_int8"),
-        running("edge", *words, env=with_baselines()),
-    ):
-        pass

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import Overloaded
-from tests.bench.policies.baselines.residency import Residency, next_to_evict
+from tests.bench.policies.baselines.residency import Residency
 from tests.bench.policies.baselines.store import SIZES, LoadedModel, Store
 from tests.edge.bench import run
 from tests.fuzz.examples import examples
 from tests.waiting import until
-
-
-@pytest.mark.parametrize(
-    ("in_use", "evicted"),
-    [({"a": False, "b": False}, "a"), ({"a": True, "b": False}, "b"), ({"a": True, "b": True}, "a")],
-)
-def test_an_idle_model_is_evicted_before_one_in_use(in_use: Mapping[str, bool], evicted: str) -> None:
-    assert next_to_evict(in_use) == evicted
-
 
 # ---------------------------------------------------------------------------------------------------- residency
 
@@ -53,23 +43,6 @@ def test_the_least_recently_used_model_is_evicted() -> None:
     assert closed, "what left was unloaded"
 
 
-def test_a_model_in_use_is_unloaded_only_afterwards() -> None:
-    async def scenario() -> list[bool]:
-        store = Store()
-        models = residency(store, limit=8)
-        model, seen = store.models["small"], []
-        async with models.held("small"):
-            waiting = asyncio.create_task(use(models, "big"))
-            await until(lambda: models.coming == ("big",) and not models.loaded)
-            seen.append(model.closed)
-        await waiting
-        seen.append(model.closed)
-        await models.close()
-        return seen
-
-    assert run(scenario) == [False, True]
-
-
 def test_a_model_that_many_requests_wait_for_is_loaded_once() -> None:
     async def scenario() -> list[str]:
         store = Store()
@@ -96,20 +69,6 @@ def test_requests_that_wait_for_loads_are_bounded() -> None:
         await models.close()
 
     run(scenario)
-
-
-def test_a_failed_load_is_an_error_for_each_waiting_request_and_is_tried_again() -> None:
-    async def scenario() -> tuple[list[str], list[str]]:
-        store = Store()
-        models = residency(store)
-        store.broken = True
-        failed = await asyncio.gather(*(use(models, "mid") for _ in range(3)), return_exceptions=True)
-        store.broken = False
-        await use(models, "mid")
-        await models.close()
-        return [type(error).__name__ for error in failed], store.loads
-
-    assert run(scenario) == (["ArtifactError"] * 3, ["mid", "mid"])
 
 
 @settings(max_examples=examples(125), deadline=None)
