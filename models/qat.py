@@ -20,10 +20,9 @@ from torch.nn import functional
 
 from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
+from hawkvision.model_zoo.building.architectures import CONVNETS, EPSILON, F32, LUMINANCE, ConvNet, Weights
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
-from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
-from hawkvision.model_zoo.building.onnx_builders import F32, Weights
-from hawkvision.model_zoo.own.quantisation.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
+from hawkvision.model_zoo.own.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
 from hawkvision.models.manifest import InputSpec
 
 CALIBRATED_ON: Final = 1024

@@ -34,12 +34,12 @@ from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import LOGITS, Logits, Pixels, Tier
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
+from hawkvision.model_zoo.building.architectures import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.model_zoo.building.build import emit_variant, precision_of
-from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training, training_mask
-from hawkvision.model_zoo.own.quantisation.qonnx_export import write_qonnx
-from hawkvision.model_zoo.predictions.cascade_predictions import CascadePredictions, VariantInput, VariantViews
+from hawkvision.model_zoo.own.qonnx_export import write_qonnx
+from hawkvision.model_zoo.predictions import CascadePredictions, VariantInput, VariantViews
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, Training, Variant
 from hawkvision.system.files import sha256_of, write_atomic

@@ -20,7 +20,7 @@ from hawkvision.integer.artifact import GRAPH_KEY
 from hawkvision.integer.ir import IntegerGraph, to_bytes
 from hawkvision.integer.nodes import KEPT_BITS, Conv, ConvStage, Requantise
 from hawkvision.integer.reference import LUMINANCE
-from hawkvision.models.onnx_graph_writer import GraphWriter
+from hawkvision.models.onnx_layers import GraphWriter
 
 PRODUCER: Final = "hawkvision.fpga"
 EXACT: Final = 1 << 24

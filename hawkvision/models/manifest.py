@@ -7,9 +7,11 @@ to be) and the default cascade. Which machine runs what is deployment, and lives
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,30 +20,140 @@ from hawkvision.core.text_files import read_text
 from hawkvision.models.input_spec import InputSpec as InputSpec
 from hawkvision.models.input_spec import Interpolation as Interpolation
 from hawkvision.models.input_spec import Weights as Weights
-from hawkvision.models.manifest_checks import check_stages
 from hawkvision.models.manifest_schema import FLOAT_OR_INT8 as FLOAT_OR_INT8
 from hawkvision.models.manifest_schema import Cascade as Cascade
-from hawkvision.models.manifest_schema import Ensemble as Ensemble
+from hawkvision.models.manifest_schema import Ensemble, Manifest, tag_source
+from hawkvision.models.manifest_schema import FileSource as FileSource
 from hawkvision.models.manifest_schema import Fraction as Fraction
-from hawkvision.models.manifest_schema import Manifest as Manifest
 from hawkvision.models.manifest_schema import MeasuredAccuracy as MeasuredAccuracy
 from hawkvision.models.manifest_schema import Name as Name
+from hawkvision.models.manifest_schema import NpmSource as NpmSource
+from hawkvision.models.manifest_schema import PackageSource as PackageSource
 from hawkvision.models.manifest_schema import Precision as Precision
+from hawkvision.models.manifest_schema import Sha256 as Sha256
 from hawkvision.models.manifest_schema import Training as Training
 from hawkvision.models.manifest_schema import Variant as Variant
-from hawkvision.models.places import MANIFEST as MANIFEST
-from hawkvision.models.places import artifact_path as artifact_path
-from hawkvision.models.places import cache_dir as cache_dir
-from hawkvision.models.places import default_profile as default_profile
-from hawkvision.models.places import models_dir as models_dir
-from hawkvision.models.places import own_models_dir as own_models_dir
-from hawkvision.models.places import shipped_models_dir as shipped_models_dir
-from hawkvision.models.weight_sources import FileSource as FileSource
-from hawkvision.models.weight_sources import NpmSource as NpmSource
-from hawkvision.models.weight_sources import PackageSource as PackageSource
-from hawkvision.models.weight_sources import Sha256 as Sha256
-from hawkvision.models.weight_sources import WeightSource as WeightSource
-from hawkvision.models.weight_sources import tag_source
+from hawkvision.models.manifest_schema import WeightSource as WeightSource
+from hawkvision.system.files import cache_dir as cache_dir
+
+# Where manifests, profiles and built models lie.
+
+MANIFEST: Final = "manifest.toml"
+"""The file of a manifest, in its task's folder."""
+
+
+def models_dir(override: Path | None = None, task: str | None = None) -> Path:
+    """The folder of manifests with that of `task`: `override`, else the shipped one, else the user's own.
+
+    A task that both have is the shipped one. `shipped_models_dir` is the answer for a task that neither has.
+    """
+    if override is not None:
+        return override
+    shipped, own = shipped_models_dir(), own_models_dir()
+    if task is None or own is None or (shipped / task / MANIFEST).is_file() or not (own / task / MANIFEST).is_file():
+        return shipped
+    return own
+
+
+def shipped_models_dir() -> Path:
+    """The folder of the manifests that come with HawkVision: `models/` of the checkout, else the copy in the wheel."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / "models"
+    return checkout if checkout.is_dir() else package / "_models"
+
+
+def own_models_dir() -> Path | None:
+    """The folder of the user's own tasks: `hawkvision/models` below `$XDG_DATA_HOME`, else below `~/.local/share`.
+
+    None for a user without a home.
+    """
+    base = os.environ.get("XDG_DATA_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".local" / "share") / "hawkvision" / "models"
+    except RuntimeError:
+        return None
+
+
+def default_profile(override: Path | None, task: str) -> Path:
+    """Where a new profile of a task goes: beside the manifest in the user's own folder, else `profile.json` here."""
+    folder = models_dir(override, task)
+    return folder / task / "profile.json" if folder == own_models_dir() else Path("profile.json")
+
+
+def artifact_path(cache: Path, task: str, variant: str) -> Path:
+    """The path of the built ONNX file of a variant."""
+    return cache / "models" / task / f"{variant}.onnx"
+
+
+# Whether the parts of a manifest fit together: names, weights, and which tier runs what.
+
+
+def check_stages(manifest: Manifest, where: str) -> None:
+    """Check that names are distinct, and that each stage and member that is named exists.
+
+    Raises:
+        ManifestError: naming the one that is wrong.
+    """
+    names = [v.name for v in manifest.variants] + [c.name for c in manifest.ensembles]
+    if len(set(names)) != len(names):
+        raise ManifestError(f"{where}: variants and ensembles must have distinct names, got {sorted(names)}")
+    for stage in (*manifest.cascade.edge, *manifest.cascade.dc):
+        if stage not in names:
+            raise ManifestError(f"{where}: cascade names {stage!r}, which is neither a variant nor an ensemble")
+    for variant in manifest.variants:
+        if (contradiction := variant.input.contradiction()) is not None:
+            raise ManifestError(f"{where}: input of variant {variant.name!r}: {contradiction}")
+    for ensemble in manifest.ensembles:
+        _check_weights(ensemble, manifest.classes, where)
+        for member in ensemble.members:
+            try:
+                manifest.variant(member)
+            except ManifestError as error:
+                raise ManifestError(f"{where}: ensemble {ensemble.name!r}: {error}") from None
+        if ensemble.accept_confidence is not None and ensemble.horizontal_flip:
+            raise ManifestError(f"{where}: ensemble {ensemble.name!r} has accept_confidence, and so no horizontal_flip")
+    _check_conditional(manifest, where)
+    if manifest.cascade.default_edge not in manifest.cascade.edge:
+        raise ManifestError(f"{where}: cascade.default_edge {manifest.cascade.default_edge!r} is not in cascade.edge")
+    if manifest.cascade.fpga is not None and manifest.cascade.fpga not in manifest.cascade.edge:
+        raise ManifestError(f"{where}: cascade.fpga {manifest.cascade.fpga!r} is not in cascade.edge")
+
+
+def _check_weights(ensemble: Ensemble, labels: int, where: str) -> None:
+    """Check that there is a weight for each member, or for each label of each, and that not all are zero.
+
+    Raises:
+        ManifestError: naming what is expected.
+    """
+    if not ensemble.weights:
+        return
+    rows = [each if isinstance(each, tuple) else (each,) * labels for each in ensemble.weights]
+    place = f"{where}: weights of ensemble {ensemble.name!r}"
+    if len(rows) != len(ensemble.members):
+        raise ManifestError(f"{place}: expected {len(ensemble.members)}, one per member, got {len(rows)}")
+    for member, row in zip(ensemble.members, rows, strict=True):
+        if len(row) != labels:
+            raise ManifestError(f"{place}: expected {labels} for {member!r}, one per label, got {len(row)}")
+        if not all(math.isfinite(weight) and weight >= 0.0 for weight in row):
+            raise ManifestError(f"{place}: expected finite numbers of at least 0 for {member!r}")
+    if not all(any(column) for column in zip(*rows, strict=True)):
+        raise ManifestError(f"{place}: expected at least one member with a weight above 0 for every label")
+
+
+def _check_conditional(manifest: Manifest, where: str) -> None:
+    """Check that the ensembles of each tier are of the kind that it runs.
+
+    Raises:
+        ManifestError: naming the one that is not.
+    """
+    for tier, stages, conditional in (("edge", manifest.cascade.edge, True), ("dc", manifest.cascade.dc, False)):
+        for stage in stages:
+            ensemble = manifest.ensemble(stage)
+            if ensemble is not None and (ensemble.accept_confidence is not None) is not conditional:
+                wanted = "ensembles with accept_confidence" if conditional else "ensembles without accept_confidence"
+                raise ManifestError(
+                    f"{where}: cascade.{tier} names {stage!r}; {tier} runs single variants and {wanted}"
+                )
 
 
 def load_manifest(task: str, models: Path) -> Manifest:

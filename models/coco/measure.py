@@ -31,7 +31,7 @@ from hawkvision.imaging.preprocessing import load_input
 from hawkvision.model_zoo.building.architectures import FLOAT_FROM
 from hawkvision.model_zoo.building.build import emit_variant, float_model, weights_of
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.model_zoo.building.quantize import Ranges, measure_ranges, save_ranges
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, Variant, artifact_path, cache_dir, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort

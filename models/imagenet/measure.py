@@ -31,7 +31,7 @@ from hawkvision.model_zoo.building.architectures import emit
 from hawkvision.model_zoo.building.build import emit_variant, weights_of
 from hawkvision.model_zoo.building.checkpoint import parse_checkpoint
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.model_zoo.building.quantize import Ranges, measure_ranges, save_ranges
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import (
     Ensemble,

@@ -14,7 +14,7 @@ from fpga.build import LOCK
 from fpga.compiler.folding import check_folding, parse_folding
 from hawkvision.cli import app
 from hawkvision.integer.onnx_writer import write
-from hawkvision.model_zoo.own.quantisation.qonnx_export import write_qonnx
+from hawkvision.model_zoo.own.qonnx_export import write_qonnx
 from tests.hawkvision.integer.graphs import fashion_shape
 from tests.hawkvision.integer.quantised_nets import random_net
 

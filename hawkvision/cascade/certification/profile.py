@@ -65,8 +65,8 @@ class ProfileData(_Strict, frozen=True):
     held_out: Annotated[int, Meta(ge=0)]
     """Images used for neither, to test the guarantees."""
     images: str | UnsetType = UNSET
-    """Digests of all of the images (`image_sets.same_images`). They may have served the design, so that none of them is
-    further evidence. Left out in older files."""
+    """Digests of all of the images (`labelled_images.digests_of`). They may have served the design, so that none of
+    them is further evidence. Left out in older files."""
 
 
 class ImageUse(_Strict, frozen=True, kw_only=True):

@@ -99,7 +99,7 @@ def models_quantize(
     """Make a stage in fewer bits from a float one with your images, and say what that costs."""
     from hawkvision.core.advice import advise
     from hawkvision.model_zoo.own.graphs.owner_facts import one_of
-    from hawkvision.model_zoo.own.quantisation.quantising import QuantiseOrder, quantise
+    from hawkvision.model_zoo.own.quantising import QuantiseOrder, quantise
     from hawkvision.models import manifest
 
     wanted = one_of("--precision", precision, manifest.Precision)

@@ -4,7 +4,7 @@ Activations are uint8 with a zero point, weights int8 per output channel without
 both scales (Jacob et al., arXiv 1712.05877). A runtime fuses each dequantise → operator → quantise into one integer
 kernel. ReLU and ReLU6 vanish: the quantised range starts at 0 and ends at 6 at most, so saturation is the activation.
 The image itself is already a uint8 tensor of scale 1 with the mean as zero point, so the input needs no conversion,
-and the first convolution reads them in blocks where it can (`hawkvision.model_zoo.building.first_conv_layout`).
+and the first convolution reads them in blocks where it can (`hawkvision.model_zoo.building.quantize`).
 
 Weights must not saturate: before VNNI, x86 multiplies uint8 by int8 with `vpmaddubsw`, which adds *two* products in
 saturating int16. 255·(|a|+|b|) must stay below 2^15, so no two weights of one channel and sign may sum beyond 128
@@ -14,18 +14,175 @@ same answers on each. Plain 7-bit weights ("reduce_range") are safe as well but 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Final, TypeAlias, TypeVar
 
+import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.model_zoo.building.first_conv_layout import RowBlocks
-from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder
+from hawkvision.core.types import Pixels
+from hawkvision.model_zoo.building.architectures import F32, GraphBuilder
+from hawkvision.models.manifest import Sha256, Variant
+from hawkvision.system.files import write_atomic
+from hawkvision.system.onnx_runtime import ort
+
+# Activation ranges: measured once on images, committed beside the manifest, read by every build of an int8 graph.
+#
+# A range is the mean over images of each image's minimum and maximum, so that one unusual image does not widen it for
+# all.
+
+
+class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The content of `models/<task>/ranges/<architecture>.json`: tensor → [low, high], and the source of the ranges."""
+
+    format: int
+    architecture: str
+    weights_sha256: Sha256
+    data_sha256: Sha256
+    images: int
+    seed: int
+    ranges: dict[str, tuple[float, float]]
+
+
+def ranges_path(models: Path, task: str, architecture: str) -> Path:
+    """The file with an architecture's ranges."""
+    return models / task / "ranges" / f"{architecture}.json"
+
+
+def load_ranges(models: Path, task: str, variant: Variant) -> Ranges:
+    """The committed ranges of a variant's architecture.
+
+    Raises:
+        ArtifactError: if they are missing, malformed, or were measured with other weights.
+    """
+    path = ranges_path(models, task, variant.architecture)
+    try:
+        ranges = msgspec.json.decode(path.read_bytes(), type=Ranges)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: activation ranges are missing; {variant.name!r} cannot be quantised") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path}: {error}") from None
+    if ranges.format != 1 or ranges.weights_sha256 != variant.source.sha256:
+        raise ArtifactError(f"{path}: measured with weights {ranges.weights_sha256}, expected {variant.source.sha256}")
+    return ranges
+
+
+def save_ranges(models: Path, task: str, ranges: Ranges) -> None:
+    """Write ranges to their file, one tensor a line."""
+    text = msgspec.json.format(msgspec.json.encode(ranges), indent=1)
+    write_atomic(ranges_path(models, task, ranges.architecture), text + b"\n")
+
+
+def measure_ranges(
+    model: onnx.ModelProto, images: Iterable[Pixels], float_from: Collection[str] = ()
+) -> dict[str, tuple[float, float]]:
+    """The ranges of a float graph's activations over images (height, width, 3) of its input size.
+
+    `float_from` names tensors from which on the quantised graph stays float (`quantise_model`).
+
+    Raises:
+        ArtifactError: if there are no images.
+    """
+    names = list(quantised_tensors(model, float_from))
+    probe = onnx.ModelProto()
+    probe.CopyFrom(model)
+    probe.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
+    totals = np.zeros((len(names), 2))
+    count = 0
+    for image in images:
+        for i, values in enumerate(session.run(names, {"image": image[None]})):
+            totals[i] += values.min(), values.max()
+        count += 1
+    if not count:
+        raise ArtifactError("no images to measure activation ranges on")
+    # Six significant digits keep the file readable and are 400 times finer than a quantisation step.
+    means = [[float(f"{value:.6g}") for value in row] for row in totals / count]
+    return {name: (low, high) for name, (low, high) in zip(names, means, strict=True)}
+
+
+# The first convolution of a quantised graph, in a layout that fills the words of integer kernels.
+#
+#     image (h, w, 3) ─ the same bytes ─► (h, w/4, 12) ──► convolution, 2c channels ──► (h/2, w/4, 2c) ─► (h/2, w/2, c)
+#
+# The layer has the most positions and only three channels, which do not fill a word of four. Four neighbouring pixels
+# of a row have the bytes of one pixel with 12 channels, and two neighbouring outputs of c channels those of one with
+# 2c. Read so in place, a stride of 2 along the row becomes 1, and a kernel with additional zeros gives the same
+# integers (space-to-depth along one axis, on both sides, without moving bytes).
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+PIXELS: Final = 4
+"""Pixels of a row that are read as one."""
+OUTPUTS: Final = 2
+"""Outputs of a row that are computed as one. With a stride of 2 they are as wide as the pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlocks:
+    """The blocks in which one convolution reads its rows."""
+
+    attributes: Mapping[str, Any]
+    """Attributes of the convolution of pixels, by ONNX's names."""
+    width: int
+    """Width of the image."""
+
+    @staticmethod
+    def of(attributes: Mapping[str, Any], width: int) -> RowBlocks | None:
+        """The blocks, or None if rows of `width` pixels or the outputs of the convolution do not divide into them."""
+        _, left, _, right = attributes["pads"]
+        outputs = (width + left + right - attributes["kernel_shape"][1]) // 2 + 1
+        fits = attributes["strides"] == [2, 2] and attributes["group"] == 1 and outputs * 2 == width
+        return RowBlocks(attributes, width) if fits and width % PIXELS == 0 else None
+
+    def _columns(self) -> NDArray[np.intp]:
+        """(outputs, taps): the pixel that each tap multiplies, counted from the first of the block."""
+        taps = np.arange(self.attributes["kernel_shape"][1]) - self.attributes["pads"][1]
+        columns: NDArray[np.intp] = 2 * np.arange(OUTPUTS)[:, None] + taps
+        return columns
+
+    def convolution(self) -> dict[str, Any]:
+        """Attributes of the convolution over blocks."""
+        blocks = self._columns() // PIXELS
+        top, _, bottom, _ = self.attributes["pads"]
+        height = self.attributes["kernel_shape"][0]
+        return {
+            **self.attributes,
+            "kernel_shape": [height, int(np.ptp(blocks)) + 1],
+            "strides": [2, 1],
+            "pads": [top, -int(blocks.min()), bottom, int(blocks.max())],
+        }
+
+    def arranged(self, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
+        """A kernel (c, channels, height, width) as (2c, 4 channels, height, blocks), a bias or scales (c,) as (2c,)."""
+        if values.ndim == 1:
+            return np.tile(values, OUTPUTS)
+        c, channels, height, _ = values.shape
+        columns = self._columns()
+        blocks = columns // PIXELS
+        spread = np.zeros((OUTPUTS, c, PIXELS, channels, height, int(np.ptp(blocks)) + 1), values.dtype)
+        for (output, tap), column in np.ndenumerate(columns):
+            spread[output, :, column % PIXELS, :, :, column // PIXELS - blocks.min()] = values[..., tap]
+        return spread.reshape(OUTPUTS * c, PIXELS * channels, height, -1)
+
+    def read(self, builder: GraphBuilder, image: str) -> str:
+        """The image (n, height, width, 3) as blocks (n, height, width / 4, 12)."""
+        shape = builder.constant(f"{image}.blocks.shape", np.array([0, 0, self.width // PIXELS, -1]))
+        return builder.node("Reshape", [image, shape], f"{image}.blocks")
+
+    def write(self, builder: GraphBuilder, blocks: str, output: str) -> str:
+        """The result (n, 2c, h, width / 4) of the convolution as (n, c, h, width / 2)."""
+        last = builder.node("Transpose", [blocks], f"{output}.rows", perm=[0, 2, 3, 1])
+        shape = builder.constant(f"{output}.shape", np.array([0, 0, self.width // 2, -1]))
+        apart = builder.node("Reshape", [last, shape], f"{output}.columns")
+        return builder.node("Transpose", [apart], output, perm=[0, 3, 1, 2])
+
 
 Range: TypeAlias = tuple[float, float]
 
@@ -94,7 +251,7 @@ def quantise_weights(kernel: F32, scales: F32) -> NDArray[np.int8]:
 def quantise_model(
     model: onnx.ModelProto, ranges: Mapping[str, Range], where: str, float_from: Collection[str] = ()
 ) -> onnx.ModelProto:
-    """The int8 counterpart of a float graph from `hawkvision.model_zoo.building.onnx_builders`.
+    """The int8 counterpart of a float graph from `hawkvision.model_zoo.building.architectures`.
 
     Args:
         model: the float graph.

@@ -54,7 +54,7 @@ from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, Mo
 from hawkvision.model_zoo.calibration.shrinking import check_shrinking
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages
-from hawkvision.models.image_sets.same_images import digests_of, shared
+from hawkvision.models.image_sets.labelled_images import digests_of, shared
 from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import write_atomic
 from hawkvision.tasks.kind import TaskKind

@@ -54,7 +54,7 @@ from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, rec
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.models.datasets import LabelledImages
-from hawkvision.models.image_sets.same_images import shared
+from hawkvision.models.image_sets.labelled_images import shared
 from hawkvision.models.manifest import Manifest, load_manifest
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.kind import TaskKind, Truth

@@ -18,7 +18,7 @@ from hawkvision.core.errors import ConfigError, RequestError
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.models.datasets import Annotation, LabelledImages, UnlabelledImages, read_annotated
 from hawkvision.models.image_sets.folder_classes import directory_classes
-from hawkvision.models.image_sets.same_images import copies_of
+from hawkvision.models.image_sets.labelled_images import copies_of
 from hawkvision.models.manifest import Manifest
 from hawkvision.tasks.kind import TaskKind, Truth
 

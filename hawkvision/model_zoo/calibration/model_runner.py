@@ -26,9 +26,15 @@ from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
 from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
 from hawkvision.inference.backends.interface import Backend, OnnxPrecision, joined
-from hawkvision.model_zoo.predictions.cascade_predictions import CascadePredictions as CascadePredictions
-from hawkvision.model_zoo.predictions.cascade_predictions import VariantInput, VariantViews
-from hawkvision.model_zoo.predictions.tensor_cache import VariantTensors, read_tensors, tensors_path, write_tensors
+from hawkvision.model_zoo.predictions import CascadePredictions as CascadePredictions
+from hawkvision.model_zoo.predictions import (
+    VariantInput,
+    VariantTensors,
+    VariantViews,
+    read_tensors,
+    tensors_path,
+    write_tensors,
+)
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Manifest, Variant

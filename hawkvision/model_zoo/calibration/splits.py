@@ -12,7 +12,7 @@ from hawkvision.cascade.certification.profile import ProfileData
 from hawkvision.core.errors import ManifestError
 from hawkvision.model_zoo.calibration.evidence import clean_images
 from hawkvision.models.datasets import LabelledImages
-from hawkvision.models.image_sets.same_images import copies_of
+from hawkvision.models.image_sets.labelled_images import copies_of
 from hawkvision.models.manifest import Manifest, Training
 
 SPLIT_SEED: Final = 2405

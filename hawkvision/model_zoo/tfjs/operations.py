@@ -7,16 +7,154 @@ What depends on shapes only is computed here and becomes constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
-from typing import Final, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hawkvision.model_zoo.tfjs.context import Constant, Context, Value
-from hawkvision.model_zoo.tfjs.graph import Node
-from hawkvision.model_zoo.tfjs.values import BATCH, Convolution, Shape, Tensor
-from hawkvision.models.onnx_layers import F32, NO_PADS, same_pads
+from hawkvision.core.errors import ArtifactError
+from hawkvision.model_zoo.tfjs.graph import Node, TfjsGraph
+from hawkvision.models.onnx_layers import F32, NO_PADS, GraphBuilder, Pads, same_pads
+
+# What the converter knows of a tensor: its shape, how ONNX holds it, and convolutions that are not written yet.
+
+BATCH = -1
+"""The number of images in a shape, which is not known."""
+Shape: TypeAlias = tuple[int, ...]
+"""In TensorFlow's order: (n, height, width, channels) for images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of the ONNX graph."""
+
+    name: str
+    shape: Shape
+    planar: bool
+    """ONNX holds it as (n, channels, height, width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A convolution that can still take in what follows it, as long as that is linear in each channel."""
+
+    name: str
+    """Of the last operation taken in; it names the ONNX tensor."""
+    source: str
+    kernel: F32
+    """(out, in / groups, height, width)."""
+    bias: F32
+    stride: int
+    pads: Pads
+    groups: int
+    shape: Shape
+    added: str | None = None
+    """A tensor that is added to the result."""
+
+    def scaled(self, name: str, factor: F32) -> Convolution:
+        """Followed by a multiplication of each channel."""
+        kernel = self.kernel * np.broadcast_to(factor, self.bias.shape)[:, None, None, None]
+        return replace(self, name=name, kernel=kernel, bias=self.bias * factor)
+
+    def shifted(self, name: str, offset: F32) -> Convolution:
+        """Followed by an addition to each channel."""
+        return replace(self, name=name, bias=(self.bias + offset).astype(np.float32))
+
+    def write(self, builder: GraphBuilder) -> Tensor:
+        """Write it to the graph."""
+        name = self.name if self.added is None else f"{self.name}.conv"
+        builder.conv(self.source, name, self.kernel, self.bias, self.stride, self.pads, self.groups)
+        if self.added is not None:
+            builder.node("Add", [name, self.added], self.name)
+        return Tensor(self.name, self.shape, planar=True)
+
+
+# What is known while a graph is converted, and how operations get at their inputs.
+
+Constant: TypeAlias = NDArray[Any]
+Value: TypeAlias = Tensor | Convolution | Constant
+
+
+class Context:
+    """The values of a graph by the names of the nodes that make them.
+
+    Attributes:
+        builder: the ONNX graph.
+        feeds: nodes whose values are given, as images whose channels are still to be divided by `divisor`.
+    """
+
+    def __init__(
+        self, graph: TfjsGraph, builder: GraphBuilder, feeds: Mapping[str, Tensor], divisor: Sequence[float], where: str
+    ) -> None:
+        """Only the fed values and the weights are known yet; `where` names the model in errors."""
+        self.builder = builder
+        self.feeds = frozenset(feeds)
+        self.divisor = np.asarray(divisor, np.float32)
+        self._graph, self._where = graph, where
+        self._values: dict[str, Value] = dict(feeds)
+        self._last: dict[str, Tensor] = {}
+        self._uses: Counter[str] = Counter()
+
+    def error(self, node: Node, what: str) -> ArtifactError:
+        """An error at a node."""
+        return ArtifactError(f"{self._where}: operation {node.op} of node {node.name!r}: {what}")
+
+    def use(self, names: Iterable[str]) -> None:
+        """Count uses of values, before any operation is converted."""
+        self._uses.update(names)
+
+    def set(self, name: str, value: Value) -> None:
+        """Store a value."""
+        self._values[name] = value
+
+    def known(self, name: str) -> bool:
+        """Whether a value is stored, or a weight."""
+        return name in self._values or name in self._graph.weights
+
+    def value(self, name: str) -> Value:
+        """A converted value, or a weight."""
+        return self._values[name] if name in self._values else self._graph.weights[name]
+
+    def constant(self, node: Node, index: int) -> Constant:
+        """An input that must be constant."""
+        value = self.value(node.inputs[index])
+        if not isinstance(value, np.ndarray):
+            raise self.error(node, f"input {index} must be constant")
+        return value
+
+    def tensor(self, name: str) -> Tensor:
+        """A value as a tensor of the graph; a convolution takes in nothing more."""
+        value = self.value(name)
+        if isinstance(value, Convolution):
+            value = self._values[name] = value.write(self.builder)
+        if not isinstance(value, Tensor):
+            raise ArtifactError(f"{self._where}: {name!r} is constant where a tensor was expected")
+        return value
+
+    def channels_last(self, name: str) -> Tensor:
+        """A value as a tensor in TensorFlow's order."""
+        tensor = self.tensor(name)
+        if not tensor.planar:
+            return tensor
+        if name not in self._last:
+            last = self.builder.node("Transpose", [tensor.name], f"{tensor.name}.last", perm=[0, 2, 3, 1])
+            self._last[name] = Tensor(last, tensor.shape, planar=False)
+        return self._last[name]
+
+    def planar(self, node: Node, index: int = 0) -> Tensor:
+        """An input that must be images, held as planes."""
+        tensor = self.tensor(node.inputs[index])
+        if not tensor.planar:
+            raise self.error(node, f"input {index} must be images, got shape {tensor.shape}")
+        return tensor
+
+    def foldable(self, name: str) -> Convolution | None:
+        """A convolution that nothing else uses."""
+        value = self.value(name)
+        return value if isinstance(value, Convolution) and self._uses[name] == 1 else None
 
 
 def convolution(context: Context, node: Node) -> Convolution:

@@ -36,8 +36,7 @@ from fpga.reports.energy import BOARD_W
 from fpga.reports.pages import table
 from hawkvision.core.types import Pixels
 from hawkvision.integer.artifact import graph_of
-from hawkvision.model_zoo.building.quantize import quantise_model
-from hawkvision.model_zoo.building.ranges import measure_ranges
+from hawkvision.model_zoo.building.quantize import measure_ranges, quantise_model
 from hawkvision.models.manifest import artifact_path, cache_dir
 from hawkvision.system.onnx_runtime import ort
 

@@ -33,8 +33,7 @@ from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.onnx_writer import write
-from hawkvision.model_zoo.building.quantize import quantise_model
-from hawkvision.model_zoo.building.ranges import measure_ranges
+from hawkvision.model_zoo.building.quantize import measure_ranges, quantise_model
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir

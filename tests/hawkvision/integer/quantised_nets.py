@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.model_zoo.own.quantisation.qonnx_export import PIXEL_STEP, QuantisedLayer, QuantisedNet
+from hawkvision.model_zoo.own.qonnx_export import PIXEL_STEP, QuantisedLayer, QuantisedNet
 
 
 def random_net(

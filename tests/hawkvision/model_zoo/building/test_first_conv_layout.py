@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from hawkvision.model_zoo.building.first_conv_layout import RowBlocks
-from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder
-from hawkvision.model_zoo.building.quantize import quantise_model
+from hawkvision.model_zoo.building.architectures import F32, GraphBuilder
+from hawkvision.model_zoo.building.quantize import RowBlocks, quantise_model
 from tests.hawkvision.model_zoo.building.test_quantize import logits_of
 
 CHANNELS = 4

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hawkvision.core.types import Logits, Pixels
-from hawkvision.model_zoo.building.build import build, weight_bytes
-from hawkvision.model_zoo.building.fetch import fetch
+from hawkvision.model_zoo.building.build import build, fetch, weight_bytes
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import PackageSource, Variant, cache_dir, load_manifest
 from hawkvision.system.onnx_runtime import ort

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.model_zoo.building.architectures import EMITTERS, emit
-from hawkvision.model_zoo.building.convnet import CONVNETS
-from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder, Weights, same_pads
+from hawkvision.model_zoo.building.architectures import CONVNETS, EMITTERS, F32, GraphBuilder, Weights, emit, same_pads
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.onnx_runtime import ort
 from tests.fuzz.examples import examples

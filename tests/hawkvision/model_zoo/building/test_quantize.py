@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hawkvision.core.errors import ArtifactError
-from hawkvision.model_zoo.building.architectures import EMITTERS, emit
-from hawkvision.model_zoo.building.onnx_builders import F32, GraphBuilder
+from hawkvision.model_zoo.building.architectures import EMITTERS, F32, GraphBuilder, emit
 from hawkvision.model_zoo.building.quantize import (
     affine,
+    measure_ranges,
     quantise_model,
     quantise_weights,
     quantised_tensors,
     symmetric_scales,
 )
-from hawkvision.model_zoo.building.ranges import measure_ranges
 from hawkvision.models.manifest import InputSpec
 from hawkvision.system.onnx_runtime import ort
 from tests.hawkvision.model_zoo.tiny_states import random_state

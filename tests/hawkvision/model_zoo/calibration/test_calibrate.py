@@ -21,7 +21,7 @@ from hawkvision.core.types import LOGITS, Quality
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.model_zoo.building.build import verify
-from hawkvision.model_zoo.building.ranges import load_ranges
+from hawkvision.model_zoo.building.quantize import load_ranges
 from hawkvision.model_zoo.calibration.certification import DELTA
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images

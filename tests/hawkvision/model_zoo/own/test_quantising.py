@@ -19,7 +19,7 @@ from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.own.adding import AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
-from hawkvision.model_zoo.own.quantisation.quantising import Quantised, QuantiseOrder, quantise
+from hawkvision.model_zoo.own.quantising import Quantised, QuantiseOrder, quantise
 from hawkvision.models.manifest import Precision, artifact_path
 from tests.hawkvision.model_zoo.own.exports import as_keras_takes, save_keras_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images, write_folder

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.tfjs.convert import convert
 from hawkvision.model_zoo.tfjs.graph import read_model
-from hawkvision.model_zoo.tfjs.values import BATCH, Tensor
+from hawkvision.model_zoo.tfjs.operations import BATCH, Tensor
 from hawkvision.models.onnx_layers import GraphBuilder
 from hawkvision.system.onnx_runtime import ort
 from tests.fuzz.examples import examples

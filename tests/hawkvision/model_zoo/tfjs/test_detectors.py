@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.architectures import FLOAT_FROM, emit_tfjs
 from hawkvision.model_zoo.building.build import build
-from hawkvision.model_zoo.building.quantize import quantise_model, quantised_tensors
-from hawkvision.model_zoo.building.ranges import measure_ranges
+from hawkvision.model_zoo.building.quantize import measure_ranges, quantise_model, quantised_tensors
 from hawkvision.model_zoo.tfjs.graph import read_archive, read_model
 from hawkvision.models.manifest import InputSpec, load_manifest, models_dir
 from hawkvision.system.onnx_runtime import ort

@@ -17,8 +17,8 @@ from hawkvision.core.errors import CompileError
 from hawkvision.core.types import Pixels
 from hawkvision.integer.nodes import MULTIPLIER_BITS
 from hawkvision.integer.reference import luminance
-from hawkvision.model_zoo.own.quantisation.integer_chain import FloatChain, FloatLayer, Reals
-from hawkvision.model_zoo.own.quantisation.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
+from hawkvision.model_zoo.own.integer_chain import FloatChain, FloatLayer, Reals
+from hawkvision.model_zoo.own.qonnx_export import ACTIVATION_BITS, PIXEL_STEP, QuantisedLayer, QuantisedNet
 
 Maps = NDArray[np.float64]
 """(n, channels, height, width)"""

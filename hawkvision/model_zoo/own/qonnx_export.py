@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from hawkvision.integer.qonnx_chain import FILL_KEY, QUANT_DOMAIN
-from hawkvision.model_zoo.building.onnx_builders import PRODUCER
-from hawkvision.models.onnx_graph_writer import IR_VERSION, OPSET
+from hawkvision.model_zoo.building.architectures import PRODUCER
+from hawkvision.models.onnx_layers import IR_VERSION, OPSET
 
 ACTIVATION_BITS: Final = 8
 PIXEL_STEP: Final = 1 / 255
