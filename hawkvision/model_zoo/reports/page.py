@@ -1,36 +1,71 @@
-"""The calibration report as one HTML page: text and figures, without scripts or external resources.
-
-Titles state findings, so the numbers choose them. All names from files (tasks, stages, data) are escaped.
-"""
+"""The page of `hawkvision report calibration`. Titles state findings, so the numbers choose them."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from html import escape
-from importlib.resources import files
-from typing import Final
+from typing import Final, NamedTuple
 
-from hawkvision.cascade.certification.profile import Profile
-from hawkvision.model_zoo.reports.metrics import PairFindings, Reliability, StageMeasures, TargetResult
-from hawkvision.model_zoo.reports.number_format import count, number, percent, points, threshold
-from hawkvision.model_zoo.reports.sections import (
-    costs_section,
-    exceeded,
-    frontiers_section,
-    measures_section,
-    reliability_section,
-    share,
-)
-from hawkvision.reports.pages import Markup, joined, source
-from hawkvision.reports.pages import render as render_page
+import numpy as np
+from numpy.typing import NDArray
 
-NARROW: Final = "\u202f"
-"""Non-breaking space between a number and its unit."""
+from hawkvision.cascade.certification.profile import Certificate, EscalationThreshold, Pair, Profile
+from hawkvision.report import html
+from hawkvision.report.charts import Axis, Chart
+from hawkvision.report.html import Html, cell, percent, tag
+from hawkvision.tasks.class_scores import Floats
+
+WELL_CALIBRATED: Final = 0.03
+"""Expected calibration error up to which a stage's probabilities are called about right."""
+ALL_IMAGES: Final = np.array([0.0, 1.0])
 
 
-@dataclass(frozen=True, slots=True)
+class Outcome(NamedTuple):
+    """What thresholds do on the held-out images."""
+
+    escalation: float
+    to_best: float
+    drop: float
+    margin: float
+    """Half the 95 % interval of the drop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFindings:
+    """An edge stage backed by the reference stage, on `n` held-out images."""
+
+    pair: Pair
+    n: int
+    edge_accuracy: float
+    best_accuracy: float
+    curve: tuple[Outcome, ...]
+    """Along the path of two levels."""
+    targets: tuple[tuple[Certificate, Outcome], ...]
+    """Rising in the drop; `balanced` and `fast` among them."""
+
+    def certified(self) -> list[tuple[Certificate, Outcome]]:
+        """The targets that a test certified and that leave any image to a stage below the reference."""
+        return [(each, found) for each, found in self.targets if each.basis != "profile" and each.to_best < 1.0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """Confidence of a stage against accuracy, in bins; empty bins are left out. All arrays are (bins,)."""
+
+    stage: str
+    error_before: float
+    """Expected calibration error without the temperature, 0..1."""
+    error: float
+    counts: NDArray[np.intp]
+    confidence: Floats
+    accuracy: Floats
+    low: Floats
+    """Lower ends of exact 95 % intervals of the accuracy."""
+    high: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """The content of the page."""
 
@@ -39,168 +74,223 @@ class Findings:
     data_name: str
     data_sha256: str
     images: int
-    same_data: bool
-    """Whether the images are the profile's own."""
     reliabilities: tuple[Reliability, ...]
-    measures: tuple[StageMeasures, ...]
+    measures: Mapping[str, Mapping[str, float]]
+    """The kind's own figures of each stage."""
     pairs: tuple[PairFindings, ...]
     """The default edge stage's pair comes first."""
 
 
 def render(findings: Findings) -> str:
     """The page."""
-    body = "\n".join(
-        [
-            _head(findings),
-            *(_targets(pair, first=place == 0) for place, pair in enumerate(findings.pairs)),
-            frontiers_section(findings.pairs),
-            costs_section(findings.pairs),
-            measures_section(findings.measures),
-            reliability_section(findings.reliabilities),
-            _provenance(findings),
-        ]
+    first, *others = findings.pairs
+    task, profile = findings.profile.task, findings.profile
+    return html.page(
+        f"Calibration report: {task}",
+        tag(
+            "p",
+            f"HawkVision calibration report · task {task} · {first.pair.edge} backed by {first.pair.best} · "
+            f"{findings.as_of.isoformat()}",
+            kind="kicker",
+        ),
+        tag("h1", headline(first)),
+        html.facts(
+            [
+                ("edge stage alone", percent(first.edge_accuracy)),
+                ("reference stage alone", percent(first.best_accuracy)),
+                ("certified targets exceeded on held-out images", _exceeded(first)),
+            ],
+            "cards",
+        ),
+        tag(
+            "p",
+            f"Results on {first.n:,} held-out images of {findings.data_name}, which {_held_out(findings)}. A target is "
+            "“exceeded” when the measured drop is larger than guaranteed, if only by chance; “broken” when it is so "
+            "beyond its 95 % interval.",
+            kind="note",
+        ),
+        tag("h2", "What a caller can ask for, and what it costs"),
+        _targets(first),
+        *(html.details(f"Targets of {each.pair.edge} backed by {each.pair.best}", _targets(each)) for each in others),
+        tag("h2", "Accuracy against escalation"),
+        html.columns(*map(_curve, findings.pairs)),
+        tag("h2", _reliability_title(findings.reliabilities)),
+        tag(
+            "p",
+            "Points on the dashed line are as sure as they are right; above it a stage is too modest, below it too "
+            "sure. “Points off” is the expected calibration error. Bars are exact 95 % intervals.",
+        ),
+        html.columns(*map(_reliability, findings.reliabilities)),
+        *_measures(findings.measures),
+        tag("h2", "What was measured"),
+        tag(
+            "p",
+            f"Images: {findings.data_name}, {findings.images:,}, SHA-256 ",
+            tag("code", findings.data_sha256),
+            f". The profile was made from {profile.data.name}, SHA-256 ",
+            tag("code", profile.data.sha256),
+            f", split with seed {profile.data.seed}: {_uses(profile)}.",
+        ),
+        _stages(profile),
     )
-    body = re.sub(r"(?<=\d) %", NARROW + "%", body)
-    style = files("hawkvision.model_zoo.reports").joinpath("report.css").read_text(encoding="utf-8")
-    return str(
-        render_page(
-            "hawkvision.reports",
-            "plain.html",
-            title=f"Calibration report: {findings.profile.task}",
-            style=joined((Markup(style), source("hawkvision.reports", "charts.css"))),
-            script="",
-            body=Markup(body),
-        )
-    )
 
 
-def _head(findings: Findings) -> str:
-    pair = findings.pairs[0]
-    facts = [
-        ("edge stage alone", percent(pair.edge_accuracy, 1)),
-        ("reference stage alone", percent(pair.best_accuracy, 1)),
-        ("certified targets exceeded on held-out images", exceeded(pair)),
-        ("the same with plug-in thresholds", share(sum(k.plug_in_exceeded for k in pair.certified), pair)),
-    ]
-    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    return (
-        f'<p class="kicker">HawkVision calibration report · task {escape(findings.profile.task)} · '
-        f"{escape(pair.pair.edge)} backed by {escape(pair.pair.best)} · {findings.as_of.isoformat()}</p>\n"
-        f'<h1>{escape(_claim(pair))}</h1>\n<dl class="facts">{cells}</dl>\n'
-        f'<p class="note">ThresholdsResult on {number(pair.n)} held-out images of {escape(findings.data_name)}, which '
-        f"{_part_of_held_out(findings)}. A target "
-        "is “exceeded” when the measured drop is larger than guaranteed, if only by chance; “broken” when it is so "
-        "beyond its 95 % interval.</p>"
-    )
-
-
-def _claim(pair: PairFindings) -> str:
-    """The headline; it claims no more than the table."""
-    certified, half = pair.certified, pair.half
-    if half is None:
-        left = "every target is best effort" if any(k.certificate.to_best < 1.0 for k in pair.kept) else NOTHING_LEFT
+def headline(pair: PairFindings) -> str:
+    """The finding; it claims no more than the table."""
+    certified = pair.certified()
+    if not certified:
+        some = any(certificate.to_best < 1.0 for certificate, _ in pair.targets)
+        left = "every target is best effort" if some else "every image goes to the reference stage"
         return f"Too few images to certify anything: {left}"
-    broken = sum(kept.broken for kept in certified)
+    broken = sum(_status(*each) == "broken here" for each in certified)
     if broken:
-        return f"{count(broken, 'certified target')} of {len(certified)} broken on held-out images"
-    if any(kept.exceeded for kept in certified):
-        return f"{exceeded(pair)} certified targets exceeded on held-out images, none by more than chance explains"
+        return f"{broken} of {len(certified)} certified targets broken on held-out images"
+    if any(found.drop > certificate.max_drop for certificate, found in certified):
+        return f"{_exceeded(pair)} certified targets exceeded on held-out images, none by more than chance explains"
+    gap = pair.best_accuracy - pair.edge_accuracy
+    half, found = min(certified, key=lambda each: abs(each[0].max_drop - gap / 2))
     return (
-        f"Giving up less than {points(half.certificate.max_drop)} points of accuracy takes "
-        f"{percent(half.measured.escalation)} of the images off the edge, and all {len(certified)} certified "
-        "targets are kept"
+        f"Giving up less than {_points(half.max_drop)} points of accuracy takes {percent(found.escalation, 0)} of the "
+        f"images off the edge, and all {len(certified)} certified targets are kept"
     )
 
 
-NOTHING_LEFT: Final = "every image goes to the reference stage"
+def _exceeded(pair: PairFindings) -> str:
+    certified = pair.certified()
+    return f"{sum(found.drop > each.max_drop for each, found in certified)} of {len(certified)}"
 
 
-def _part_of_held_out(findings: Findings) -> str:
+def _held_out(findings: Findings) -> str:
     """The part that the held-out images had in the profile."""
-    if not findings.same_data:
-        return OTHER_DATA
+    if findings.data_sha256 != findings.profile.data.sha256:
+        return "are not those that the profile was made of, so that guarantees need not hold on them"
     if findings.profile.use("design", findings.data_sha256):
         return "no temperature or threshold was fitted on, but which served the choice of the design"
     return "no network, temperature or threshold has seen"
 
 
-OTHER_DATA: Final = "are not those that the profile was made of, so that guarantees need not hold on them"
-
-
-def _targets(found: PairFindings, *, first: bool) -> str:
-    rows = "\n".join(_target_row(found, kept) for kept in found.kept)
-    head = "".join(
-        f"<th{' class=words' if name in ('basis', 'status') else ''}>{name}</th>"
-        for name in (
-            "give up at most", "accept from score", "intermediate from", "leave the edge", "reach the reference stage",
-            "given up, held-out", "± 95 %", "basis", "n", "δ", "status",
+def _targets(pair: PairFindings) -> Html:
+    condition, rows = pair.pair.conditions[0], []
+    for certificate, found in pair.targets:
+        named = " (balanced)" if certificate == condition.balanced else " (fast)" * (certificate == condition.fast)
+        status = _status(certificate, found)
+        certified = (certificate, found) in pair.certified()
+        rows.append(
+            [
+                f"{_points(certificate.max_drop)} points{named}",
+                _threshold(certificate.threshold, "none"),
+                _threshold(certificate.intermediate_threshold, "not asked"),
+                percent(found.escalation),
+                percent(found.to_best),
+                f"{_points(found.drop)} ± {_points(found.margin)}",
+                cell(certificate.basis, kind="words"),
+                f"{certificate.n:,}",
+                f"{certificate.delta:g}" if certified else "–",
+                cell(status, kind="bad" if status == "broken here" else "words"),
+            ]
         )
+    head = (
+        "give up at most", "accept from score", "intermediate from", "leave the edge", "reach the reference stage",
+        "given up, held-out (points)", "basis", "n", "δ", "status",
     )  # fmt: skip
-    table = f'<div class="scroll"><table>\n<tr>{head}</tr>\n{rows}\n</table></div>'
-    edge, best = escape(found.pair.edge), escape(found.pair.best)
-    if first:
-        return (
-            f"<h2>What a caller can ask for, and what it costs</h2>\n<p>{edge} backed by {best}. “Given up, held-out” "
-            f"must stay below “give up at most”.</p>\n{table}"
-        )
-    return f"<details><summary>Targets of {edge} backed by {best}</summary>\n{table}\n</details>"
+    return html.table(head, rows)
 
 
-def _target_row(found: PairFindings, kept: TargetResult) -> str:
-    certificate, measured = kept.certificate, kept.measured
-    condition = found.pair.conditions[0]
-    name = points(certificate.max_drop) + " points"
-    if certificate == condition.balanced:
-        name += " (balanced)"
-    elif certificate == condition.fast:
-        name += " (fast)"
-    cells = [
-        name, threshold(certificate.threshold, "none"), threshold(certificate.intermediate_threshold, "not asked"),
-        percent(measured.escalation, 1), percent(measured.to_best, 1),
-        points(measured.drop), points(measured.margin), certificate.basis, number(certificate.n),
-        f"{certificate.delta:g}" if kept.certified else "–", _status(kept),
-    ]  # fmt: skip
-    kind = "" if kept.certified else ' class="idle"'
-    if kept.certified and kept.broken:
-        kind = ' class="missed"'
-    body = "".join(f"<td{' class=words' if i in (7, 10) else ''}>{escape(cell)}</td>" for i, cell in enumerate(cells))
-    return f"<tr{kind}>{body}</tr>"
-
-
-def _status(kept: TargetResult) -> str:
-    if kept.certificate.to_best == 1.0:
+def _status(certificate: Certificate, found: Outcome) -> str:
+    if certificate.to_best == 1.0:
         return "reference stage only"
-    if not kept.certified:
+    if certificate.basis == "profile":
         return "not certified"
-    if kept.broken:
+    if found.drop - found.margin > certificate.max_drop:
         return "broken here"
-    return "exceeded by chance" if kept.exceeded else "kept"
+    return "exceeded by chance" if found.drop > certificate.max_drop else "kept"
 
 
-def _provenance(findings: Findings) -> str:
-    profile = findings.profile
-    rows = "\n".join(
-        f"<tr><td>{escape(stage.name)}</td><td>{percent(stage.accuracy.value, 2)}</td>"
-        f"<td>{percent(stage.accuracy.low, 1)}–{percent(stage.accuracy.high, 1)}</td><td>{stage.cost_ms:.2f}</td>"
-        f"<td class=hash>{escape(stage.fingerprint)}</td></tr>"
+def _curve(pair: PairFindings) -> Html:
+    """Accuracy of every threshold against the share that is escalated, and the certified targets."""
+    best, certified = pair.best_accuracy, pair.certified()
+    share = [found.escalation for found in pair.curve]
+    accuracy, margin = (np.array([getattr(found, name) for found in pair.curve]) for name in ("drop", "margin"))
+    accuracy = best - accuracy
+    y = Axis(
+        "accuracy, held-out images", [*(accuracy - margin), *(accuracy + margin), pair.edge_accuracy, best], unit="%"
+    )
+    x = Axis("share of images escalated", ALL_IMAGES, unit="%", margin=0.02)
+    chart = Chart("Accuracy against escalation", x, y, series=("every threshold", "certified targets"))
+    chart.band(share, accuracy - margin, accuracy + margin)
+    chart.line(0, share, accuracy)
+    for certificate, found in certified:
+        name = f"{_points(certificate.max_drop)} points: {_points(found.drop)} given up"
+        chart.point(1, found.escalation, best - found.drop, name)
+    chart.point(0, 0.0, pair.edge_accuracy, label="all edge")
+    chart.point(0, 1.0, best, label="all reference")
+    between = "" if pair.pair.intermediate is None else ", off the line where an intermediate stage is asked as well"
+    return html.figure(
+        f"{pair.pair.edge} → {pair.pair.best}",
+        chart.svg(),
+        f"Measured on {pair.n:,} held-out images with 95 % intervals relative to the reference stage{between}.",
+    )
+
+
+def _reliability_title(found: tuple[Reliability, ...]) -> str:
+    worst = max(found, key=lambda each: each.error)
+    if worst.error <= WELL_CALIBRATED:
+        return f"Probabilities mean what they say: every stage is within {100 * WELL_CALIBRATED:g} points on average"
+    return f"Probabilities are off by {100 * worst.error:.1f} points at worst ({worst.stage})"
+
+
+def _reliability(found: Reliability) -> Html:
+    chart = Chart(
+        "Accuracy against confidence",
+        Axis("confidence", ALL_IMAGES, unit="%", margin=0.02),
+        Axis("share right", ALL_IMAGES, unit="%", margin=0.02),
+        height=260.0,
+        width=420.0,
+    )
+    chart.line(0, ALL_IMAGES, ALL_IMAGES, dash="2 3")
+    bins = (found.confidence, found.accuracy, found.low, found.high, found.counts)
+    for confidence, accuracy, low, high, count in zip(*(values.tolist() for values in bins), strict=True):
+        chart.point(0, confidence, accuracy, f"{count:,} images", y_interval=(low, high))
+    return html.figure(
+        f"{found.stage}: {100 * found.error:.1f} points off",
+        chart.svg(),
+        f"{found.counts.sum():,} images; {100 * found.error_before:.1f} points off without the temperature.",
+    )
+
+
+def _measures(figures: Mapping[str, Mapping[str, float]]) -> list[Html]:
+    """The kind's own figures of each stage; nothing if it has none."""
+    names = list(dict.fromkeys(name for each in figures.values() for name in each))
+    if not names:
+        return []
+    rows = [
+        [stage, *(f"{each[name]:.4f}" if name in each else "–" for name in names)] for stage, each in figures.items()
+    ]
+    return [
+        tag("h2", "Figures of this kind of task"),
+        tag("p", "Measured on the certification and held-out images, each stage as it is served."),
+        html.table(("stage", *names), rows),
+    ]
+
+
+def _stages(profile: Profile) -> Html:
+    rows = [
+        [
+            stage.name,
+            percent(stage.accuracy.value, 2),
+            f"{percent(stage.accuracy.low)} to {percent(stage.accuracy.high)}",
+            f"{stage.cost_ms:.2f}",
+            cell(stage.fingerprint, kind="code"),
+        ]
         for stage in profile.stages
-    )
-    files_ = "\n".join(
-        f"<tr><td>{escape(name)}</td><td class=hash>{escape(sha256)}</td></tr>"
-        for name, sha256 in {name: sha for stage in profile.stages for name, sha in stage.models.items()}.items()
-    )
-    data = profile.data
-    return (
-        "<h2>What was measured</h2>\n"
-        f"<p>Images: {escape(findings.data_name)}, {number(findings.images)}, SHA-256 "
-        f"<code>{escape(findings.data_sha256)}</code>. The profile was made from {escape(data.name)}, SHA-256 "
-        f"<code>{escape(data.sha256)}</code>, split with seed {data.seed}: {_uses(profile)}.</p>\n"
-        '<div class="scroll"><table>\n<tr><th>stage</th><th>accuracy</th><th>95 % interval</th><th>core-ms</th>'
-        f"<th class=words>fingerprint</th></tr>\n{rows}\n</table></div>\n"
-        "<details><summary>Model files and their SHA-256</summary>"
-        f'<div class="scroll"><table>\n{files_}\n</table></div></details>\n'
-        f'<p class="note">Made by <code>hawkvision report calibration --task {escape(profile.task)}</code> on '
-        f"{findings.as_of.isoformat()}.</p>"
+    ]
+    models = {name: sha256 for stage in profile.stages for name, sha256 in stage.models.items()}
+    return html.join(
+        html.table(("stage", "accuracy", "95 % interval", "core-ms", "fingerprint"), rows),
+        html.details(
+            "Model files and their SHA-256",
+            html.table(("file", "SHA-256"), [[name, cell(sha256, kind="code")] for name, sha256 in models.items()]),
+        ),
     )
 
 
@@ -217,9 +307,21 @@ def _uses(profile: Profile) -> str:
     data = profile.data
     if not profile.uses:
         counts = {"fit": data.profile, "certify": data.certify, "test": data.held_out}
-        return ", ".join(f"{number(n)} images {PURPOSES[purpose]}" for purpose, n in counts.items())
+        return ", ".join(f"{n:,} images {PURPOSES[purpose]}" for purpose, n in counts.items())
     return ", ".join(
-        f"{number(use.n)} images {'' if use.sha256 == data.sha256 else f'of {escape(use.name)} '}"
+        f"{use.n:,} images {'' if use.sha256 == data.sha256 else f'of {use.name} '}"
         f"{PURPOSES[use.purpose]}{'' if use.compared == 1 else f' (δ divided by {use.compared})'}"
         for use in profile.uses
     )
+
+
+def _points(share: float) -> str:
+    """A share in percentage points."""
+    return f"{100 * share:.2f}".replace("-", "−")
+
+
+def _threshold(written: EscalationThreshold, never: str) -> str:
+    """A threshold with four decimals, or in words if it is infinite."""
+    if isinstance(written, str):
+        return never if written == "always" else "every"
+    return f"{written:.4f}"
