@@ -28,8 +28,7 @@ from edge.monitoring.certificate_reload import Certification, load_certification
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.state_opening import open_state
 from edge.monitoring.streams import Streams
-from edge.serving.context import ServingContext
-from edge.serving.edge_execution import EdgeExecutor
+from edge.serving.context import EdgeExecutor, ServingContext
 from edge.serving.guarantees import Guarantees
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline, find_baseline
@@ -197,14 +196,11 @@ def make_context(
     draws = draws or random.Random()  # noqa: S311
     return ServingContext(
         task=config.task,
-        kind=components.stage.kind,
-        best=best,
         clock=clock,
         metrics=metrics,
         executor=executor,
         datacenter=datacenter,
         datacenter_timeout_s=timeout_s,
-        served=served,
         guarantees=Guarantees(components.stage, policy, certification.source, best, served, streams),
         auditor=Auditor(
             config.task, components.stage.kind, best, datacenter, metrics, draws, timeout_s, share, served.certified
@@ -226,20 +222,19 @@ def _datacenter_client(
         return None
     # Imported here with an HTTP client, which a node without a datacenter needs not.
     from edge.escalation.client import DatacenterClient
+    from edge.escalation.image_reducer import ImageReducer
+    from edge.escalation.transport import Ingress
     from hawkvision.transport.congestion.registry import controller_class
 
+    key, tls = config.datacenter_api_key, shared.datacenter_tls
     return DatacenterClient(
-        config.datacenter_url,
-        config.datacenter_api_key,
-        DATACENTER_CONNECTIONS,
+        Ingress(config.datacenter_url, key, DATACENTER_CONNECTIONS, tls),
         components.stage.kind,
         shared.clock,
         transport=config.datacenter_transport,
         min_on_time_probability=config.min_on_time_probability,
-        reducer=components.reducer,
+        reducer=ImageReducer(components.reducer, admission),
         metrics=shared.metrics.link(config.task),
-        admission=admission,
-        tls=shared.datacenter_tls,
         congestion=controller_class(config.feature(DatagramSettings).congestion_control),
     )
 

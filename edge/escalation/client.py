@@ -11,7 +11,6 @@ fault that the datacenter finds in the image. Every reply is checked before it i
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final
@@ -22,20 +21,15 @@ from edge.escalation.exchange import Exchanges
 from edge.escalation.http_transport import HttpTransport
 from edge.escalation.image_reducer import ImageReducer
 from edge.escalation.link_report import LinkReport, LinkState
-from edge.escalation.pending_request import PendingRequest
 from edge.escalation.probes import Probes
 from edge.escalation.reply_validation import Escalated
-from edge.escalation.transport import EscalationTransport, KeyRefused
+from edge.escalation.transport import Escalation, EscalationTransport, Ingress, KeyRefused
 from edge.escalation.transport_selector import TransportSelector, Wanted
 from edge.escalation.wait_cutoff import Waits
-from edge.inference.admission import Admission
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
-from hawkvision.core.escalation_api import EscalationRequest, StageList
+from hawkvision.core.escalation_api import StageList
 from hawkvision.core.metrics import LinkMetrics
-from hawkvision.core.trace_context import TraceContext
-from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.network.circuit_breaker import BreakerState, CircuitBreaker
 from hawkvision.network.response_time import MIN_ON_TIME_PROBABILITY
 from hawkvision.network.transport_choice import Transport
@@ -54,41 +48,33 @@ class DatacenterClient:
 
     def __init__(
         self,
-        url: str,
-        api_key: str | None,
-        connections: int,
+        ingress: Ingress,
         kind: TaskKind[Any],
         clock: Clock,
         *,
         transport: Wanted = "tcp",
         min_on_time_probability: float = MIN_ON_TIME_PROBABILITY,
-        reducer: Reducer | None = None,
+        reducer: ImageReducer | None = None,
         metrics: LinkMetrics | None = None,
-        admission: Admission | None = None,
-        tls: ssl.SSLContext | None = None,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
         """Prepare, and look for the datagram transport in the background if it is wanted.
 
         Args:
-            url: the ingress.
-            api_key: its key, for both transports.
-            connections: HTTP connections at most.
+            ingress: of the datacenter.
             kind: of the task, which reads the replies.
             clock: for round trips.
             transport: how images travel, see `TransportSelector`.
             min_on_time_probability: callers wait while a reply on time is at least so likely, see `ResponseTimes`.
             reducer: reduces images to the size that the stages use; None sends them as they are.
             metrics: where to count.
-            admission: provides the memory for the reduction; None has no bound.
-            tls: for https; None trusts the system's authorities.
             congestion: makes the congestion controller of datagrams.
         """
-        self.url = url.rstrip("/")
+        http = HttpTransport(ingress, ended=self._connection_ended)
+        self.url = http.url
         self._report = LinkReport(self.url, clock)
-        http = HttpTransport(self.url, api_key, connections, tls=tls, ended=self._connection_ended)
         self._selector = TransportSelector(
-            http, api_key, transport, clock, self._switched, self._probed, metrics, congestion
+            http, ingress.api_key, transport, clock, self._switched, self._probed, metrics, congestion
         )
         carriers: tuple[EscalationTransport | None, ...] = (http, self._selector.datagram)
         for carrier in carriers:
@@ -96,11 +82,11 @@ class DatacenterClient:
                 for times in (carrier.breaker.times, carrier.rest):
                     times.min_on_time_probability = min_on_time_probability
         self._exchanges = Exchanges(self.url, self._selector, kind, clock, self._report.lost.set, self._probe_with_copy)
-        self.prepare_image = ImageReducer(reducer, admission).prepare
+        self.prepare_image = (reducer or ImageReducer()).prepare
         """See `ImageReducer.prepare`; called before `infer`."""
         self._clock = clock
-        self._connections = connections
-        self._max_pending = connections * (1 + WAITING_PER_CONNECTION)
+        self._connections = ingress.connections
+        self._max_pending = ingress.connections * (1 + WAITING_PER_CONNECTION)
         self._pending = 0
         self._probes = Probes(self._send, self.report, clock, metrics)
         self._waits = Waits(clock)
@@ -189,24 +175,11 @@ class DatacenterClient:
 
     # --------------------------------------------------------------------------------------------- requests
 
-    async def infer(
-        self,
-        body: bytes,
-        request: EscalationRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        lossless: bool = False,
-        wait_full_deadline: bool = True,
-    ) -> Escalated:
+    async def infer(self, escalation: Escalation, *, wait_full_deadline: bool = True) -> Escalated:
         """Send an image and wait for the reply.
 
         Args:
-            body: the image, from `prepare_image`.
-            request: what is asked; with `intermediate`, the reply's `model` says which stage answered.
-            trace: the span of this request.
-            timeout_s: longest wait. A progressive request then ends with its latest interim answer, if there is one.
-            lossless: forbid the datagram transport to send less than `body`; else the reply says what was received.
+            escalation: the image, and what is asked.
             wait_full_deadline: whether to wait until the timeout. Otherwise the wait ends as soon as a reply on time
                 is too unlikely (`ResponseTimes`), while the request itself continues and its outcome is recorded.
 
@@ -214,31 +187,19 @@ class DatacenterClient:
             RequestError: what the datacenter found wrong with the image.
             EscalationFailed: for everything else, a timeout included.
         """
-        pending = PendingRequest(body, request, trace, timeout_s, lossless, probe=False)
-        reply = self._send(pending)
-        return await (reply if wait_full_deadline else self._waits.while_likely(reply, self._selector.carrier, pending))
+        reply = self._send(escalation)
+        if wait_full_deadline:
+            return await reply
+        return await self._waits.while_likely(reply, self._selector.carrier, escalation)
 
-    def probe_with(
-        self,
-        body: bytes,
-        header: ImageHeader,
-        request_of: Callable[[bool], EscalationRequest],
-        trace: TraceContext,
-    ) -> bool:
-        """Send a copy of a caller's request in the background to learn whether it would be on time.
+    def probe_with(self, prepare: Callable[[], Awaitable[Escalation]]) -> bool:
+        """Send a copy of a caller's request, which `prepare` makes, to learn whether it would be on time.
 
-        Runs one at a time, and only while a connection is free. `request_of` gets whether the image travels unchanged.
+        Runs in the background, one at a time, and only while a connection is free.
 
         Returns: whether a probe was due and has started.
         """
-        timeout_s = self.probe_timeout_s
-
-        async def prepared() -> PendingRequest:
-            reduced = await self.prepare_image(body, header)
-            lossless = self.fits_lossless(reduced, timeout_s)
-            return PendingRequest(reduced, request_of(lossless), trace, timeout_s, lossless, probe=True)
-
-        return self._probe(prepared)
+        return not self._closed and self.idle and self._probes.begin(self._breaker, prepare)
 
     async def stages(self, task: str | None = None) -> StageList:
         """What the datacenter serves of a task. If it has refused our key, it must accept it first.
@@ -264,7 +225,7 @@ class DatacenterClient:
         await self._waits.close()
         await self._selector.close()
 
-    def _send(self, pending: PendingRequest) -> Coroutine[Any, Any, Escalated]:
+    def _send(self, escalation: Escalation) -> Coroutine[Any, Any, Escalated]:
         """The reply; the request counts as pending from this call until the reply is awaited to its end.
 
         Raises:
@@ -274,12 +235,12 @@ class DatacenterClient:
             raise EscalationFailed(f"{self._pending} escalations are already on their way")
         self._pending += 1
         if self._metrics is not None:
-            self._metrics.sent_bytes.inc(len(pending.body))
-        return self._reply(self._selector.carrier, pending)
+            self._metrics.sent_bytes.inc(len(escalation.body))
+        return self._reply(self._selector.carrier, escalation)
 
-    async def _reply(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
+    async def _reply(self, carrier: EscalationTransport, escalation: Escalation) -> Escalated:
         try:
-            return await self._exchanges.run(carrier, pending)
+            return await self._exchanges.run(carrier, escalation)
         finally:
             self._pending -= 1
             self.report()
@@ -293,19 +254,14 @@ class DatacenterClient:
     def _is(self, state: BreakerState) -> float:
         return float(self.state is state)
 
-    def _probe(self, prepare: Callable[[], Awaitable[PendingRequest]]) -> bool:
-        """Start a probe if one is due; whether it has started."""
-        return not self._closed and self.idle and self._probes.begin(self._breaker, prepare)
-
-    def _probe_with_copy(self, pending: PendingRequest) -> None:
+    def _probe_with_copy(self, late: Escalation) -> None:
         """Start a probe with a copy of a request that was late, if one is due."""
 
-        async def copied() -> PendingRequest:
-            request = msgspec.structs.replace(pending.request, deadline_ms=self._breaker.longest_ms)
-            trace, timeout_s = pending.trace.child(), self.probe_timeout_s
-            return PendingRequest(pending.body, request, trace, timeout_s, pending.lossless, probe=True)
+        async def copied() -> Escalation:
+            request = msgspec.structs.replace(late.request, deadline_ms=self._breaker.longest_ms)
+            return Escalation(late.body, request, late.trace.child(), self.probe_timeout_s, late.lossless, probe=True)
 
-        self._probe(copied)
+        self.probe_with(copied)
 
     def _probed(self) -> None:
         """Datagrams were probed; this says nothing about TCP, so before the first report it changes nothing there."""

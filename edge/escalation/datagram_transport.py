@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edge.escalation.http_transport import HttpTransport
-from edge.escalation.transport import ReplyLate, TooLargeForDatagrams, TransportBroken, ignore_interim
+from edge.escalation.transport import Escalation, ReplyLate, TooLargeForDatagrams, TransportBroken, ignore_interim
 from hawkvision.core.errors import (
     MALFORMED,
     BadImage,
@@ -24,8 +24,7 @@ from hawkvision.core.errors import (
     TooLarge,
     UnsupportedMedia,
 )
-from hawkvision.core.escalation_api import DatagramEndpoint, EscalationRequest
-from hawkvision.core.trace_context import TraceContext
+from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
@@ -94,14 +93,7 @@ class DatagramTransport:
         return self._datagram.fits_lossless(body, deadline_s, strict=strict)
 
     async def send(
-        self,
-        body: bytes,
-        request: EscalationRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        lossless: bool,
-        on_interim: Callable[[bytes], None] = ignore_interim,
+        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`.
 
@@ -110,14 +102,15 @@ class DatagramTransport:
         Raises:
             TooLargeForDatagrams: if the image does not fit.
         """
+        request, timeout_s = escalation.request, escalation.timeout_s
         deadline_s = None if request.deadline_ms is None else min(request.deadline_ms * 1e-3, timeout_s)
         asking = self._datagram.ask(
             request.template(),
-            body,
-            meta=request.meta(trace),
+            escalation.body,
+            meta=request.meta(escalation.trace),
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            lossless=lossless or deadline_s is None,
+            lossless=escalation.lossless or deadline_s is None,
             on_interim=on_interim,
         )
         try:

@@ -7,9 +7,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 from edge.escalation.http_transport import KEY_REFUSED
-from edge.escalation.pending_request import PendingRequest
 from edge.escalation.reply_validation import Escalated, checked, refused
-from edge.escalation.transport import EscalationTransport, ReplyLate, TooLargeForDatagrams, TransportBroken
+from edge.escalation.transport import (
+    Escalation,
+    EscalationTransport,
+    ReplyLate,
+    TooLargeForDatagrams,
+    TransportBroken,
+)
 from edge.escalation.transport_selector import TransportSelector
 from hawkvision.core import errors
 from hawkvision.core.clock import Clock
@@ -35,7 +40,7 @@ class Exchanges:
         kind: TaskKind[Any],
         clock: Clock,
         failed: Callable[[], None],
-        probe: Callable[[PendingRequest], None],
+        probe: Callable[[Escalation], None],
     ) -> None:
         """Prepare.
 
@@ -62,7 +67,7 @@ class Exchanges:
         """Smoothed round trip of a stage's answers over a transport; None before the first."""
         return self._mean_ms.get((transport, stage))
 
-    async def run(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
+    async def run(self, carrier: EscalationTransport, escalation: Escalation) -> Escalated:
         """The reply over this transport, or over HTTP if the image is too large for datagrams.
 
         Raises:
@@ -70,12 +75,12 @@ class Exchanges:
             EscalationFailed: for everything else, a timeout included.
         """
         try:
-            return await self._run(carrier, pending)
+            return await self._run(carrier, escalation)
         except TooLargeForDatagrams:
-            return await self._run(self._selector.http, pending)
+            return await self._run(self._selector.http, escalation)
 
-    async def _run(self, carrier: EscalationTransport, pending: PendingRequest) -> Escalated:
-        request, timeout_s, times = pending.request, pending.timeout_s, carrier.breaker.times
+    async def _run(self, carrier: EscalationTransport, escalation: Escalation) -> Escalated:
+        request, timeout_s, times = escalation.request, escalation.timeout_s, carrier.breaker.times
         started = self._clock.now()
         self._selector.mark_used(started)
         bound_ms = times.bound_ms()
@@ -88,37 +93,35 @@ class Exchanges:
 
         def on_interim(payload: bytes) -> None:
             with suppress(EscalationFailed):  # the final reply decides whether the exchange fails
-                pending.parts.add(escalated(payload))
+                escalation.add_interim(escalated(payload))
 
         try:
-            status, payload = await carrier.send(
-                pending.body, request, pending.trace, timeout_s, lossless=pending.lossless, on_interim=on_interim
-            )
+            status, payload = await carrier.send(escalation, on_interim)
             if status != 200:
-                raise self._refusal(carrier, pending, status, payload, sent)
+                raise self._refusal(carrier, escalation, status, payload, sent)
             answer = escalated(payload)
         except ReplyLate:
-            if pending.parts.latest is None:
-                self._record_late(carrier, pending, sent, expected=expected)
+            if escalation.interim is None:
+                self._record_late(carrier, escalation, sent, expected=expected)
                 raise
-            answer = pending.parts.latest
+            answer = escalation.interim
         except TransportBroken:
             self._record_failure(carrier)
-            if pending.parts.latest is None:
+            if escalation.interim is None:
                 raise
-            return pending.parts.latest
+            return escalation.interim
         else:
             if answer.reply.complete:
                 self._record_mean(carrier, answer)
         finally:
             times.dropped(sent)
-        self._record_answer(carrier, pending, answer, sent, expected=expected)
+        self._record_answer(carrier, escalation, answer, sent, expected=expected)
         return answer
 
     def _record_answer(
         self,
         carrier: EscalationTransport,
-        pending: PendingRequest,
+        escalation: Escalation,
         answer: Escalated,
         sent: OutstandingRequest,
         *,
@@ -126,14 +129,14 @@ class Exchanges:
     ) -> None:
         """Record a reply, with a deadline or without; `expected`: it should have been on time."""
         carrier.breaker.replied(sent.sent)
-        now, first_ms = self._clock.now(), pending.parts.first_ms
+        now, first_ms = self._clock.now(), escalation.first_ms
         carrier.breaker.times.answered(sent, answer.until_first_ms, now)
         if first_ms is not None:
             first = carrier.rest.sent(sent.sent + first_ms * 1e-3)
             if answer.reply.complete:
                 carrier.rest.answered(first, answer.round_trip_ms - first_ms, now)
             else:
-                carrier.rest.given_up(first, max(0.0, pending.timeout_s * 1e3 - first_ms), now)
+                carrier.rest.given_up(first, max(0.0, escalation.timeout_s * 1e3 - first_ms), now)
         if carrier is self._selector.http and expected:
             self._selector.record_tcp(late=False)
 
@@ -146,20 +149,24 @@ class Exchanges:
         self._datacenter_ms += MEAN_GAIN * (own_ms - self._datacenter_ms) if self._datacenter_ms else own_ms
 
     def _record_late(
-        self, carrier: EscalationTransport, pending: PendingRequest, sent: OutstandingRequest, *, expected: bool
+        self, carrier: EscalationTransport, escalation: Escalation, sent: OutstandingRequest, *, expected: bool
     ) -> None:
         """Record that no reply came in time; `expected`: one should have come long before."""
-        now, timeout_ms = self._clock.now(), pending.timeout_s * 1e3
-        if pending.request.deadline_ms is None:
+        now, timeout_ms = self._clock.now(), escalation.timeout_s * 1e3
+        if escalation.request.deadline_ms is None:
             self._record_failure(carrier)  # even without a deadline it did not answer
             return
         # The wait counts for at most the timeout, however late the timer fired.
         waited_ms = min((now - sent.sent) * 1e3, timeout_ms)
-        carrier.breaker.times.given_up(sent, waited_ms, now, probe=pending.probe)
+        carrier.breaker.times.given_up(sent, waited_ms, now, probe=escalation.probe)
         if carrier is self._selector.http and expected:
             self._selector.record_tcp(late=self._datacenter_ms <= OWN_SHARE * timeout_ms)
-        if carrier is self._selector.carrier and not pending.probe and carrier.breaker.state(now) is BreakerState.OPEN:
-            self._probe(pending)
+        if (
+            carrier is self._selector.carrier
+            and not escalation.probe
+            and carrier.breaker.state(now) is BreakerState.OPEN
+        ):
+            self._probe(escalation)
 
     def _record_failure(self, carrier: EscalationTransport) -> None:
         carrier.breaker.failed(self._clock.now())
@@ -168,7 +175,7 @@ class Exchanges:
     def _refusal(
         self,
         carrier: EscalationTransport,
-        pending: PendingRequest,
+        escalation: Escalation,
         status: int,
         payload: bytes,
         sent: OutstandingRequest,
@@ -183,7 +190,7 @@ class Exchanges:
         if status == errors.DeadlineMissed.status:
             # It is alive but too busy. A refusal at once (429) is not recorded: it caused no wait.
             now = self._clock.now()
-            carrier.breaker.times.given_up(sent, (now - sent.sent) * 1e3, now, probe=pending.probe)
+            carrier.breaker.times.given_up(sent, (now - sent.sent) * 1e3, now, probe=escalation.probe)
         elif status in (errors.Overloaded.status, errors.TooLarge.status):
             carrier.breaker.replied(sent.sent)
         else:

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from edge.escalation.reply_validation import ListingRefused, refused
-from edge.escalation.transport import KeyRefused, ReplyLate, TransportBroken, ignore_interim
+from edge.escalation.transport import Escalation, Ingress, KeyRefused, ReplyLate, TransportBroken, ignore_interim
 from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.core.escalation_api import (
     INFER_PATH,
@@ -25,12 +25,10 @@ from hawkvision.core.escalation_api import (
     TRANSPORT_PATH,
     WIRE_HEADER,
     WIRE_VERSION,
-    EscalationRequest,
     StageList,
     Transports,
 )
 from hawkvision.core.logs import REQUEST_ID_HEADER
-from hawkvision.core.trace_context import TraceContext
 from hawkvision.network.circuit_breaker import CircuitBreaker
 from hawkvision.network.response_time import ResponseTimes
 
@@ -95,31 +93,25 @@ class HttpTransport:
 
     def __init__(
         self,
-        url: str,
-        api_key: str | None,
-        connections: int,
+        ingress: Ingress,
         *,
         drain_s: float = DRAIN_S,
-        tls: ssl.SSLContext | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
         """Prepare.
 
         Args:
-            url: the ingress.
-            api_key: its key.
-            connections: largest number of open connections.
+            ingress: of the datacenter.
             drain_s: how long an abandoned exchange may continue, see `send`.
-            tls: for https; None trusts the system's authorities.
             ended: called when either end closes a connection.
         """
-        self.url = url
+        self.url = ingress.url.rstrip("/")
         self.breaker = CircuitBreaker(ResponseTimes())
         self.rest = ResponseTimes()
-        self._free = asyncio.Semaphore(connections)
+        self._free = asyncio.Semaphore(ingress.connections)
         """One place for each connection: a request that waits here has sent nothing, which the caller must know."""
         self._drain_s = drain_s
-        self._max_draining = connections // 2
+        self._max_draining = ingress.connections // 2
         self._exchanges: set[asyncio.Task[tuple[int, bytes]]] = set()
         self._draining: set[asyncio.Task[tuple[int, bytes]]] = set()
         """The exchanges that were abandoned."""
@@ -128,9 +120,10 @@ class HttpTransport:
         self._tls_reason: str | None = None
         """The last TLS error; None after a successful connection."""
         headers = {WIRE_HEADER: str(WIRE_VERSION)}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
-        connector = Connector(ended, limit=connections, keepalive_timeout=60.0, ssl=True if tls is None else tls)
+        if ingress.api_key:
+            headers["Authorization"] = f"Bearer {ingress.api_key}"
+        tls = True if ingress.tls is None else ingress.tls
+        connector = Connector(ended, limit=ingress.connections, keepalive_timeout=60.0, ssl=tls)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=headers,
@@ -148,16 +141,9 @@ class HttpTransport:
         return len(self._draining)
 
     async def send(
-        self,
-        body: bytes,
-        request: EscalationRequest,
-        trace: TraceContext,
-        timeout_s: float,
-        *,
-        lossless: bool,  # noqa: ARG002  it always is
-        on_interim: Callable[[bytes], None] = ignore_interim,
+        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
     ) -> tuple[int, bytes]:
-        """See `EscalationTransport.send`.
+        """See `EscalationTransport.send`; the image's bytes always travel unchanged.
 
         When a reply misses its deadline or its caller leaves, the exchange continues in the background (`_let_drain`).
         Cancelling it would close the connection; the next image would then wait for a new connection, be late because
@@ -166,9 +152,10 @@ class HttpTransport:
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
+        body, request, timeout_s = escalation.body, escalation.request, escalation.timeout_s
         headers = request.headers()
-        headers[TRACE_HEADER] = trace.header()
-        headers[REQUEST_ID_HEADER] = trace.request_id
+        headers[TRACE_HEADER] = escalation.trace.header()
+        headers[REQUEST_ID_HEADER] = escalation.trace.request_id
         begun = asyncio.Event()
         exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
         self._exchanges.add(exchange)

@@ -15,7 +15,7 @@ from hawkvision.system.memory import to_the_end
 class ImageReducer:
     """Reduces images to the size that the datacenter's stages use."""
 
-    def __init__(self, reducer: Reducer | None, admission: Admission | None) -> None:
+    def __init__(self, reducer: Reducer | None = None, admission: Admission | None = None) -> None:
         """Prepare.
 
         Args:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from edge.escalation.pending_request import PendingRequest
+from edge.escalation.transport import Escalation
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.metrics import LinkMetrics
@@ -21,7 +21,7 @@ class Probes:
 
     def __init__(
         self,
-        send: Callable[[PendingRequest], Awaitable[object]],
+        send: Callable[[Escalation], Awaitable[object]],
         changed: Callable[[], None],
         clock: Clock,
         metrics: LinkMetrics | None,
@@ -33,7 +33,7 @@ class Probes:
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[PendingRequest]]) -> bool:
+    def begin(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[Escalation]]) -> bool:
         """Start a probe with the request that `prepare` gives, if one is due; whether it has started."""
         if not breaker.begin_probe(self._clock.now()):
             return False
@@ -52,12 +52,12 @@ class Probes:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _probe(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[PendingRequest]]) -> None:
+    async def _probe(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[Escalation]]) -> None:
         try:
-            pending = await prepare()
+            escalation = await prepare()
             if self._metrics is not None:
                 self._metrics.escalations(Reason.TRIAL.value).inc()
-            await self._send(pending)
+            await self._send(escalation)
         except (EscalationFailed, RequestError) as error:
             log.debug("probe failed: %s", error)
         except Exception:  # no caller would report it

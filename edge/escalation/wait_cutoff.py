@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from edge.escalation.pending_request import PendingRequest
 from edge.escalation.reply_validation import Escalated
+from edge.escalation.transport import Escalation, EscalationTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
-
-if TYPE_CHECKING:
-    from edge.escalation.transport import EscalationTransport
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -36,20 +33,20 @@ class Waits:
         """Bounded by the number of pending requests, which include these."""
 
     async def while_likely(
-        self, reply: Coroutine[Any, Any, Escalated], carrier: EscalationTransport, pending: PendingRequest
+        self, reply: Coroutine[Any, Any, Escalated], carrier: EscalationTransport, escalation: Escalation
     ) -> Escalated:
         """The reply, or the latest interim answer once a better one on time is too unlikely.
 
         Raises:
             WaitAbandoned: if there is no interim answer either.
         """
-        parts, times = pending.parts, carrier.breaker.times
-        worth_ms = times.worth_ms(pending.timeout_s * 1e3, self._clock.now())
-        task, first = asyncio.create_task(reply), asyncio.create_task(parts.arrived.wait())
+        times = carrier.breaker.times
+        worth_ms = times.worth_ms(escalation.timeout_s * 1e3, self._clock.now())
+        task, first = asyncio.create_task(reply), asyncio.create_task(escalation.begun.wait())
         try:
             await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and parts.first_ms is not None:
-                left_ms = max(0.0, (pending.timeout_s - RETURN_MARGIN_S) * 1e3 - parts.first_ms)
+            if not task.done() and escalation.first_ms is not None:
+                left_ms = max(0.0, (escalation.timeout_s - RETURN_MARGIN_S) * 1e3 - escalation.first_ms)
                 rest_ms = carrier.rest.worth_ms(left_ms, self._clock.now())
                 await asyncio.wait({task}, timeout=rest_ms * 1e-3)
         except asyncio.CancelledError:
@@ -62,8 +59,8 @@ class Waits:
             return task.result()
         self._abandoned.add(task)
         task.add_done_callback(self._ended)
-        if parts.latest is not None:
-            return parts.latest
+        if escalation.interim is not None:
+            return escalation.interim
         raise WaitAbandoned(f"there is no answer after {worth_ms:.0f} ms; few of those that take so long come in time")
 
     def _ended(self, task: asyncio.Task[Escalated]) -> None:

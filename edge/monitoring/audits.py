@@ -24,6 +24,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from edge.escalation.transport import Escalation
 from edge.monitoring.request_streams import StreamController, StreamControllers
 from edge.monitoring.stream import StageScore
 from hawkvision.core.errors import EscalationFailed, RequestError
@@ -188,7 +189,8 @@ class Auditor:
                     self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
                     body = await datacenter.prepare_image(body, probe(body))
                     # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
-                    reply = (await datacenter.infer(body, request, trace.child(), self._timeout_s, lossless=True)).reply
+                    escalation = Escalation(body, request, trace.child(), self._timeout_s, lossless=True)
+                    reply = (await datacenter.infer(escalation)).reply
                     reference = reply.prediction if reply.whole and self._certified(reply, received) else None
                 else:
                     outcome = "skipped"

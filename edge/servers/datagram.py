@@ -25,11 +25,12 @@ from prometheus_client.registry import Collector
 from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.request_fields import with_stream
 from edge.serving.node import EdgeNode
+from edge.serving.request import ImageRequest
 from hawkvision.core.errors import NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.core.logs import bind_request
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.core.trace_context import TraceContext, start_trace
+from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import Answer, ClassifyRequest, Received
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
@@ -123,7 +124,7 @@ class DatagramServer:
                 raise NotReady("the node is shutting down")
             caller = front.admit(incoming.caller, incoming.network)
             tasks = front.ready_tasks()
-            request = _request(incoming)
+            request = _asked(incoming)
             node = tasks.node(request.task, request.kind)
             task, bodies = node.task, front.bodies_of(node.task)
             arrived = incoming.arrived
@@ -133,7 +134,7 @@ class DatagramServer:
                 raise TooLarge(f"the image has {len(arrived.body)} bytes; at most {most} are read")
             bodies.reserve(len(arrived.body))
             size = len(arrived.body)
-            answer = await self._classify(node, incoming, request, caller)
+            answer = await self._classify(node, incoming, _image(incoming, request, caller))
         except asyncio.CancelledError:
             self._outcomes["cancelled"] += 1
             raise
@@ -145,39 +146,28 @@ class DatagramServer:
         front.count(answer)
         return Status.OK, _encode(answer.to_json())
 
-    async def _classify(self, node: EdgeNode, incoming: Incoming, request: ClassifyRequest, caller: str) -> Answer:
-        trace = start_trace()
-        bind_request(None, trace)
+    async def _classify(self, node: EdgeNode, incoming: Incoming, request: ImageRequest) -> Answer:
+        bind_request(None, request.trace)
         declined = False
         if incoming.better is not None:
-            answer, declined = await self._look_early(node, incoming, request, trace, caller)
-            if answer is not None:
-                self._count_arrival(incoming)
-                return answer
+            if not incoming.better.done():
+                answer, declined = await node.look_early(request)
+                if answer is not None:
+                    self._count_arrival(incoming)
+                    return answer
             incoming = await _at_its_best(incoming)
-        body, received = _image(incoming)
+            body, received = _arrived(incoming)
+            request = replace(request, body=body, received=received)
         try:
-            answer = await node.infer(
-                body, request, incoming.started, trace, received=received, caller=caller, declined_before=declined
-            )
+            answer = await node.infer(request, declined_before=declined)
         except Exception:  # a cancellation is counted as such
             self._count_arrival(incoming)
             raise
         self._count_arrival(incoming)
         return answer
 
-    @staticmethod
-    async def _look_early(
-        node: EdgeNode, incoming: Incoming, request: ClassifyRequest, trace: TraceContext, caller: str
-    ) -> tuple[Answer | None, bool]:
-        assert incoming.better is not None
-        if incoming.better.done():
-            return None, False
-        body, received = _image(incoming)
-        return await node.look_early(body, request, incoming.started, trace, received, caller)
-
     def _count_arrival(self, incoming: Incoming) -> None:
-        _, received = _image(incoming)
+        _, received = _arrived(incoming)
         self._outcomes["complete" if isinstance(incoming.arrived, Complete) else "partial"] += 1
         self._front.metrics.received_fraction.observe(received.fraction)
 
@@ -193,8 +183,8 @@ class DatagramServer:
         return (DatagramServerCounts("hawkvision", lambda: self._server.counts(self._outcomes)),)
 
 
-def _request(incoming: Incoming) -> ClassifyRequest:
-    """The request of an image; a deadline in the fragments overrides the template's.
+def _asked(incoming: Incoming) -> ClassifyRequest:
+    """What is asked about an image; a deadline in the fragments overrides the template's.
 
     Raises:
         BadField: as over HTTP.
@@ -205,7 +195,12 @@ def _request(incoming: Incoming) -> ClassifyRequest:
     return replace(request, deadline_ms=max(0.0, incoming.deadline.remaining_ms(incoming.started)))
 
 
-def _image(incoming: Incoming) -> tuple[bytes, Received]:
+def _image(incoming: Incoming, asked: ClassifyRequest, caller: str) -> ImageRequest:
+    body, received = _arrived(incoming)
+    return ImageRequest(body, asked, incoming.started, start_trace(), caller, received)
+
+
+def _arrived(incoming: Incoming) -> tuple[bytes, Received]:
     match incoming.arrived:
         case Complete(body, quality):
             return body, Received(1.0, quality)

@@ -35,6 +35,7 @@ from edge.servers.shared.http_messages import (
 )
 from edge.servers.shared.request_fields import parse_request, read_headers, read_query, read_request
 from edge.serving.node import EdgeNode
+from edge.serving.request import ImageRequest
 from edge.serving.tasks import ServedTasks
 from hawkvision.core.errors import (
     HawkVisionError,
@@ -133,8 +134,8 @@ class HttpApp:
         trace: TraceContext,
         caller: str,
     ) -> Answered:
-        node, image, request = await self._read(kind, tasks, scope, body)
-        answer = await node.infer(image, request, started, trace, body.hang_up, caller=caller)
+        node, image, asked = await self._read(kind, tasks, scope, body)
+        answer = await node.infer(ImageRequest(image, asked, started, trace, caller, hang_up=body.hang_up))
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
 
     async def _infer(
@@ -163,7 +164,7 @@ class HttpApp:
         if not keyed:
             caller = self._authorize(scope, INFER, authorization)
         node = self._chosen(tasks, request.task, KIND_OF_FORM[DEEPSTACK_PATH], scope, body)
-        answer = await node.infer(image, request, started, trace, body.hang_up, caller=caller)
+        answer = await node.infer(ImageRequest(image, request, started, trace, caller, hang_up=body.hang_up))
         return Answered((answer,), encode(deepstack.reply(answer, image, least, most)), [])
 
     def _chosen(self, tasks: ServedTasks, task: str | None, kind: str | None, scope: Scope, body: Body) -> EdgeNode:

@@ -1,20 +1,115 @@
-"""What the requests of a node share."""
+"""What the requests of a node share: its parts, and the execution of the edge stage in the worker pool."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edge.inference.admission import Admission
+from edge.inference.edge_stage import EdgePrediction, EdgeStage, InferenceJob, StagePrediction
+from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.served_versions import ServedVersions
-from edge.serving.edge_execution import EdgeExecutor
 from edge.serving.guarantees import Guarantees
-from hawkvision.core.clock import Clock
+from edge.serving.request import RoutedImage
+from hawkvision.core.clock import Clock, Deadline
+from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.core.types import OnMiss
 from hawkvision.tasks.kind import TaskKind
 
 if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
+
+
+class EdgeExecutor:
+    """The worker pool, with the accounting of what images cost. Used on one event loop."""
+
+    def __init__(
+        self,
+        task: str,
+        stage: str,
+        pool: WorkerPool[StagePrediction],
+        admission: Admission,
+        clock: Clock,
+        metrics: EdgeMetrics,
+        max_pixels: int,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            task: for metrics.
+            stage: name of the edge stage, for metrics.
+            pool: where images are decoded and inferred.
+            admission: of images, by what they cost.
+            clock: for deadlines and timings.
+            metrics: where to count.
+            max_pixels: the largest image that is decoded.
+        """
+        self.pool = pool
+        self.admission = admission
+        self._clock = clock
+        self._max_pixels = max_pixels
+        metrics.queue_length.labels(task).set_function(lambda: pool.waiting)
+        metrics.queue_limit.labels(task).set(pool.limit)
+        self._observe_queue = metrics.queue_duration.labels(task).observe
+        self._observe_infer = metrics.inference_duration.labels(task, stage).observe
+        self._count_ensemble_run = metrics.ensemble_runs.labels(task).inc
+
+    async def infer(self, image: RoutedImage, must_end: Deadline | None = None) -> EdgePrediction:
+        """The edge stage's prediction. Images wait in order of their deadlines, and may share a run of the model.
+
+        The other members of a conditional ensemble are skipped if they would end after `must_end`.
+
+        Raises:
+            Overloaded: if the queue is full.
+            DeadlineMissed: if the image cannot be decoded by the deadline, and the caller does not wait for it.
+            RequestError: if the image is broken.
+        """
+        stage = image.stage
+        result, queue_ms = await self.queued(image, self.job(image, stage, must_end), stage)
+        self._observe_queue(queue_ms * 1e-3)
+        self._observe_infer(result.infer_ms * 1e-3)
+        if result.full_ensemble:
+            self._count_ensemble_run()
+        return EdgePrediction(result, queue_ms, stage.first.name if image.route.first_only else stage.name)
+
+    def job(self, image: RoutedImage, stage: EdgeStage, must_end: Deadline | None = None) -> InferenceJob:
+        """What the pool runs for one image on a stage."""
+        request, route = image.request, image.route
+        return InferenceJob(
+            stage, request.body, request.header, request.asked.top_k, self._max_pixels, self._clock, route.temperature,
+            self.pool.alone, route.first_only, None if must_end is None else must_end.at, self.admission.rates,
+            image.cost,
+        )  # fmt: skip
+
+    async def queued(self, image: RoutedImage, job: InferenceJob, stage: EdgeStage) -> tuple[StagePrediction, float]:
+        """The job's result and its milliseconds in the queue, in its request's turn.
+
+        Raises:
+            Overloaded, DeadlineMissed, RequestError: as `infer`.
+        """
+        if image.turns is None:
+            return await self._submit(image, job, stage)
+        async with image.turns.of(image.cost):
+            return await self._submit(image, job, stage)
+
+    async def _submit(self, image: RoutedImage, job: InferenceJob, stage: EdgeStage) -> tuple[StagePrediction, float]:
+        request, cost, admission = image.request, image.cost, self.admission
+        until = None if request.deadline is None else request.deadline.at
+        if not cost.heavy:
+            return await self.pool.submit(job, until, stage.infer_batch, cost)
+        useless = until is not None and request.asked.on_miss is not OnMiss.WAIT
+        admission.check_time(cost.heavy_s, request.slack_ms(self._clock.now()), request.asked.on_miss)
+        running = self.pool.submit(job, until, stage.infer_batch, cost, late_is_useless=useless)
+        try:
+            return await running
+        except DeadlineMissed:
+            admission.count_late()
+            raise
+        finally:
+            if image.turns is not None and image.turns.admitted is not None:
+                admission.decoded(image.turns.admitted, cost.heavy_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +117,6 @@ class ServingContext:
     """The parts of a node that a request needs. Made and used on one event loop."""
 
     task: str
-    kind: TaskKind[Any]
-    """Of the task."""
-    best: str
-    """The reference stage, which is asked on escalation."""
     clock: Clock
     metrics: EdgeMetrics
     executor: EdgeExecutor
@@ -34,8 +125,21 @@ class ServingContext:
     """The datacenter; None for a node that answers alone."""
     datacenter_timeout_s: float
     """Longest wait for the datacenter, with or without a deadline."""
-    served: ServedVersions
-    """What the datacenter runs."""
     guarantees: Guarantees
     """The certificates in force."""
     auditor: Auditor
+
+    @property
+    def kind(self) -> TaskKind[Any]:
+        """Of the task."""
+        return self.guarantees.stage.kind
+
+    @property
+    def best(self) -> str:
+        """The reference stage, which is asked on escalation."""
+        return self.guarantees.best
+
+    @property
+    def served(self) -> ServedVersions:
+        """What the datacenter runs."""
+        return self.guarantees.served

@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from edge.escalation.reply_validation import Escalated
+from edge.escalation.transport import Escalation
 from edge.escalation.wait_cutoff import WaitAbandoned
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
-from edge.serving.image_request import ImageRequest
-from edge.serving.monitoring_evidence import score_of, update_controllers
+from edge.serving.outcome import report_reply, score_of
+from edge.serving.request import RoutedImage
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer
@@ -28,24 +29,27 @@ MIN_TIMEOUT_S = 0.001
 
 async def escalate(
     context: ServingContext,
-    image: ImageRequest,
+    image: RoutedImage,
     reason: Reason,
     cutoff: Deadline | None,
     edge: EdgePrediction | None = None,
+    reference: str | None = None,
 ) -> Escalated | None:
     """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
 
-    The controllers get its reply, compared with `edge` if that is given.
+    The controllers get its reply, compared with `edge` if that is given. `reference` is the stage that is asked, unless
+    an intermediate stage may answer; None asks the reference stage.
 
     Raises:
         RequestError: what the datacenter found wrong with the image.
         CallerGone: if the caller hung up meanwhile.
     """
     datacenter, metrics, clock = context.datacenter, context.metrics, context.clock
+    asking, on_miss = image.request, image.request.asked.on_miss
     if datacenter is None:
         return None
     try:
-        body = await datacenter.prepare_image(image.body, image.header, math.inf if cutoff is None else cutoff.at)
+        body = await datacenter.prepare_image(asking.body, asking.header, math.inf if cutoff is None else cutoff.at)
     except EscalationFailed as error:
         _count_failure(context, error, logging.INFO)
         return None
@@ -54,39 +58,43 @@ async def escalate(
         timeout_s = min(timeout_s, max(MIN_TIMEOUT_S, cutoff.remaining_s(clock.now())))
     metrics.escalations.labels(context.task, reason.value).inc()
     # With `wait`, a late answer is still wanted: the datacenter must not drop the image as expired.
-    wanted_ms = None if image.on_miss is OnMiss.WAIT else image.slack_ms(clock.now())
-    strict = image.on_miss is OnMiss.FAIL  # then no other answer will do
+    wanted_ms = None if on_miss is OnMiss.WAIT else asking.slack_ms(clock.now())
+    strict = on_miss is OnMiss.FAIL  # then no other answer will do
     lossless = wanted_ms is None or datacenter.fits_lossless(body, timeout_s, strict=strict)
-    request = _request(context, image, reason, edge, wanted_ms, lossless=lossless)
+    offer = _intermediate(context, image, edge) if lossless and reason is not Reason.EDGE_BUSY else None
+    request = _request(context, image, offer, wanted_ms, reference)
     # An edge answer that is ready serves a caller who takes it better than waiting for an unlikely reply.
-    wait_full_deadline = edge is None or cutoff is None or image.on_miss is not OnMiss.DEGRADE
-    asking = datacenter.infer(
-        body, request, image.trace.child(), timeout_s, lossless=lossless, wait_full_deadline=wait_full_deadline
-    )
+    wait_full_deadline = edge is None or cutoff is None or on_miss is not OnMiss.DEGRADE
+    escalation = Escalation(body, request, asking.trace.child(), timeout_s, lossless)
+    reply = datacenter.infer(escalation, wait_full_deadline=wait_full_deadline)
     try:
-        escalated = await _unless_gone(asking, image.hang_up)
+        escalated = await _unless_gone(reply, asking.hang_up)
     except EscalationFailed as error:
         _count_failure(context, error, logging.DEBUG)
         return None
-    update_controllers(context, image, escalated.reply, edge)
+    report_reply(context, image, escalated.reply, edge)
     return escalated
 
 
 def probe_in_background(
-    context: ServingContext, image: ImageRequest, reason: Reason, edge: EdgePrediction | None
+    context: ServingContext, image: RoutedImage, reason: Reason, edge: EdgePrediction | None
 ) -> None:
     """Escalate a copy behind the caller's back, to learn whether a reply would be in time."""
-    datacenter = context.datacenter
+    datacenter, asking = context.datacenter, image.request
     assert datacenter is not None, "only a datacenter that is configured has a circuit breaker"
-    timeout_ms = datacenter.probe_timeout_s * 1e3
+    timeout_s = datacenter.probe_timeout_s
 
-    def request(lossless: bool) -> EscalationRequest:
-        return _request(context, image, reason, edge, timeout_ms, lossless=lossless)
+    async def copied() -> Escalation:
+        body = await datacenter.prepare_image(asking.body, asking.header)
+        lossless = datacenter.fits_lossless(body, timeout_s)
+        offer = _intermediate(context, image, edge) if lossless and reason is not Reason.EDGE_BUSY else None
+        request = _request(context, image, offer, timeout_s * 1e3)
+        return Escalation(body, request, asking.trace.child(), timeout_s, lossless, probe=True)
 
-    datacenter.probe_with(image.body, image.header, request, image.trace.child())
+    datacenter.probe_with(copied)
 
 
-def circuit_open(context: ServingContext, image: ImageRequest, cutoff: Deadline | None) -> bool:
+def circuit_open(context: ServingContext, image: RoutedImage, cutoff: Deadline | None) -> bool:
     """Whether a reply by the cutoff is too unlikely to be waited for.
 
     False if the edge could not answer sooner: then the caller waits in any case.
@@ -97,48 +105,35 @@ def circuit_open(context: ServingContext, image: ImageRequest, cutoff: Deadline 
     within_ms = cutoff.remaining_ms(context.clock.now())
     if datacenter.admits(min(within_ms, context.datacenter_timeout_s * 1e3)):
         return False
-    return image.on_miss is OnMiss.FAIL or context.executor.pool.predicted_wait_ms() < within_ms
+    return image.request.asked.on_miss is OnMiss.FAIL or context.executor.pool.predicted_wait_ms() < within_ms
 
 
 def _request(
     context: ServingContext,
-    image: ImageRequest,
-    reason: Reason,
-    edge: EdgePrediction | None,
+    image: RoutedImage,
+    offer: IntermediateOffer | None,
     wanted_ms: float | None,
-    *,
-    lossless: bool,
+    reference: str | None = None,
 ) -> EscalationRequest:
-    """The wire request. An intermediate stage is asked only about the caller's own bytes, as its certificate demands.
-
-    Args:
-        context: of the node.
-        image: the request.
-        reason: of the escalation.
-        edge: the edge stage's prediction, if it ran.
-        wanted_ms: milliseconds after which a reply is of no use; None without a bound.
-        lossless: whether the image travels without loss.
-    """
-    terms = _intermediate(context, image, edge) if lossless and reason is not Reason.EDGE_BUSY else None
-    route = image.route.intermediate
+    """The request on the wire. `wanted_ms`: after this a reply is of no use; None without a bound."""
+    route, asked = image.route.intermediate, image.request.asked
     return EscalationRequest(
         task=context.task,
-        variant=image.reference if terms is None or route is None else route.stage,
+        variant=route.stage if offer is not None and route is not None else reference or context.best,
         deadline_ms=wanted_ms,
-        top_k=image.asked.top_k,
-        intermediate=terms,
-        progressive=wanted_ms is not None and image.on_miss is OnMiss.DEGRADE,
+        top_k=asked.top_k,
+        intermediate=offer,
+        progressive=wanted_ms is not None and asked.on_miss is OnMiss.DEGRADE,
     )
 
 
-def _intermediate(
-    context: ServingContext, image: ImageRequest, edge: EdgePrediction | None
-) -> IntermediateOffer | None:
+def _intermediate(context: ServingContext, image: RoutedImage, edge: EdgePrediction | None) -> IntermediateOffer | None:
     """The score from which the intermediate stage may answer; None asks the reference stage.
 
-    The certificate covers images that the certified threshold escalates. It does not cover those that a raised
-    threshold, an accuracy debt or a busy edge adds. While the guarantee is suspended, the intermediate stage still
-    scores images without answering: its log must show when traffic is as certified again.
+    Its certificate is about the caller's own bytes, so it is asked only about images that travel without loss. It
+    covers images that the certified threshold escalates, and not those that a raised threshold, an accuracy debt or a
+    busy edge adds. While the guarantee is suspended, the intermediate stage still scores images without answering: its
+    log must show when traffic is as certified again.
     """
     route, controllers = image.route.intermediate, image.controllers
     if route is None or not context.served.serves(route.stage):

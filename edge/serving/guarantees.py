@@ -43,7 +43,7 @@ class Guarantees:
         self.policy = policy
         self.source = source
         self.served = served
-        self._best = best
+        self.best = best
         self._streams = streams
 
     @property
@@ -107,7 +107,7 @@ class Guarantees:
         if reply is not None and not self.served.certified(reply, received):
             return False
         if reply is not None and route.direct:
-            return reply.model == self._best
+            return reply.model == self.best
         return self.served.references_certified(None if route.intermediate is None else route.intermediate.stage)
 
     def of_answer(

@@ -4,14 +4,14 @@
                                                                    └─ datacenter, over the link
 
 In the background, the node asks which stages the datacenter serves (`edge.monitoring.datacenter_watch`) and audits its
-answers (`edge.monitoring.audits`). It knows no protocol: servers give it bytes and a `ClassifyRequest`, and take an
-`Answer` or an error.
+answers (`edge.monitoring.audits`). It knows no protocol: servers give it an `ImageRequest`, and take an `Answer`
+or an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 from edge.inference.admission import Admission, Turns
@@ -20,27 +20,20 @@ from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.datacenter_watch import DatacenterWatch
 from edge.monitoring.streams import Streams
 from edge.serving.context import ServingContext
-from edge.serving.image_request import ImageRequest
 from edge.serving.policy_plugin import BaselinePolicy
+from edge.serving.request import ImageRequest, RoutedImage
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BadField, DeadlineMissed, NotFound
-from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import (
-    WHOLE,
     AccuracyStatus,
     Answer,
-    ClassifyRequest,
     MaxAccuracyDrop,
     OnMiss,
     Quality,
-    Received,
     Target,
 )
-from hawkvision.imaging.image_header import ImageHeader
-from hawkvision.imaging.preprocessing import probe
 
 LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CERTIFIED_DROPS))
 """The targets of `/v1/targets`; every certificate stands behind one of them."""
@@ -97,30 +90,12 @@ class EdgeNode:
         return self.context.executor.admission
 
     async def infer(
-        self,
-        body: bytes,
-        request: ClassifyRequest,
-        started: float,
-        trace: TraceContext,
-        hang_up: Callable[[], Awaitable[object]] | None = None,
-        *,
-        received: Received = WHOLE,
-        header: ImageHeader | None = None,
-        caller: str = "",
-        turns: Turns | None = None,
-        declined_before: bool = False,
+        self, request: ImageRequest, turns: Turns | None = None, *, declined_before: bool = False
     ) -> Answer:
         """Answer one image.
 
         Args:
-            body: the encoded image, as it was received.
             request: what is asked.
-            started: clock time of the first byte.
-            trace: the request's span; the datacenter gets a child.
-            hang_up: returns when the caller is gone; awaited only while the datacenter is.
-            received: the part of the caller's image that `body` is.
-            header: of `body`, if it was probed already.
-            caller: whose evidence this is: `KEY` and the name of its API key, or its address.
             turns: of a request that has several images and was admitted as a whole.
             declined_before: whether the edge stage has looked at less of the image (`look_early`).
 
@@ -129,34 +104,26 @@ class EdgeNode:
             RequestError: the caller's fault (image, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
-        image = self._image(body, request, started, trace, hang_up, received, header, caller)
-        image.declined_before = declined_before
+        image = self._routed(request, turns, declined_before=declined_before)
         handler = self._handler(self.context, image)
-        if turns is not None:
-            image.turns, image.admitted = turns, turns.admitted
         try:
             if handler.cannot_meet_target:
                 raise handler.missed()
-            answer = await (self._admitted(handler) if image.cost.heavy and turns is None else handler.answer())
+            if image.cost.heavy and turns is None:
+                answer = await self._admitted(image)
+            else:
+                answer = await handler.answer()
         except DeadlineMissed:
             self._count_miss()
             raise
         if answer.deadline_met is False:
             self._count_miss()
-            if request.on_miss is OnMiss.FAIL:
+            if request.asked.on_miss is OnMiss.FAIL:
                 raise handler.missed()
         self._count[answer.accuracy.status]()
         return answer
 
-    async def look_early(
-        self,
-        body: bytes,
-        request: ClassifyRequest,
-        started: float,
-        trace: TraceContext,
-        received: Received,
-        caller: str = "",
-    ) -> tuple[Answer | None, bool]:
+    async def look_early(self, request: ImageRequest) -> tuple[Answer | None, bool]:
         """The edge's answer to a part of an image while the rest is under way, and whether the edge stage ran.
 
         The answer is None if `infer` would not accept it. Nothing is escalated.
@@ -164,8 +131,7 @@ class EdgeNode:
         Raises:
             RequestError, ServiceError: as `infer`.
         """
-        image = self._image(body, request, started, trace, None, received, None, caller)
-        answer, ran = await self._handler(self.context, image).try_partial_image()
+        answer, ran = await self._handler(self.context, self._routed(request)).try_partial_image()
         if answer is not None:
             self._count[answer.accuracy.status]()
         return answer, ran
@@ -183,49 +149,27 @@ class EdgeNode:
             await self.baseline.close()
         await self.streams.close()
 
-    def _image(
-        self,
-        body: bytes,
-        request: ClassifyRequest,
-        started: float,
-        trace: TraceContext,
-        hang_up: Callable[[], Awaitable[object]] | None,
-        received: Received,
-        header: ImageHeader | None,
-        caller: str,
-    ) -> ImageRequest:
-        """The request's context. What the image's header shows to be unfit is refused here, on the event loop.
+    def _routed(
+        self, request: ImageRequest, turns: Turns | None = None, *, declined_before: bool = False
+    ) -> RoutedImage:
+        """The request with its route. What the image's header shows to be unfit is refused here, on the event loop.
 
         Raises:
             RequestError: for another task, an unreachable target, or an image that is none or too large.
         """
-        if request.task is not None and request.task != self.task:
-            raise NotFound(f"task {request.task!r} is not served here; this node serves {self.task!r}")
-        if request.kind is not None and request.kind != self.kind.name:
-            raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {request.kind[:40]!r}")
-        guarantees = self.guarantees
-        route = guarantees.policy.route(request.target, received)
-        header = header or probe(body)
-        return ImageRequest(
-            body,
-            header,
-            self.context.executor.admission.cost(body, header),
-            request,
-            request.on_miss,
-            route,
-            guarantees.controllers(route, request.stream, caller, received),
-            guarantees.stage,
-            self.context.served.versions,
-            self.best,
-            started,
-            None if request.deadline_ms is None else Deadline.after_ms(request.deadline_ms, started),
-            trace,
-            hang_up,
-            received,
-        )
+        asked, guarantees = request.asked, self.guarantees
+        if asked.task is not None and asked.task != self.task:
+            raise NotFound(f"task {asked.task!r} is not served here; this node serves {self.task!r}")
+        if asked.kind is not None and asked.kind != self.kind.name:
+            raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {asked.kind[:40]!r}")
+        route = guarantees.policy.route(asked.target, request.received)
+        cost = self.admission.cost(request.body, request.header)
+        controllers = guarantees.controllers(route, asked.stream, request.caller, request.received)
+        versions = guarantees.served.versions
+        return RoutedImage(request, route, controllers, guarantees.stage, versions, cost, turns, declined_before)
 
-    async def _admitted(self, handler: RequestHandler) -> Answer:
+    async def _admitted(self, image: RoutedImage) -> Answer:
         """The answer to a heavy image, if there is room for the work that it brings."""
-        image = handler.image
-        with self.admission.admit([image.cost]) as image.admitted:
-            return await handler.answer()
+        with self.admission.admit([image.cost]) as admitted:
+            turns = Turns(self.pool.threads, admitted)
+            return await self._handler(self.context, replace(image, turns=turns)).answer()

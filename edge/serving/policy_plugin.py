@@ -16,7 +16,7 @@ from typing import Protocol
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certificate_reload import MakePolicy
 from edge.serving.context import ServingContext
-from edge.serving.image_request import ImageRequest
+from edge.serving.request import RoutedImage
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError
@@ -31,7 +31,7 @@ class BaselinePolicy:
     """A baseline's part of a running node."""
 
     name: str
-    handler: Callable[[ServingContext, ImageRequest], RequestHandler]
+    handler: Callable[[ServingContext, RoutedImage], RequestHandler]
     """Makes the handler of one request."""
     close: Callable[[], Awaitable[None]]
 

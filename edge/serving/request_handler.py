@@ -19,9 +19,8 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.escalation import circuit_open, escalate, probe_in_background
-from edge.serving.image_request import ImageRequest
-from edge.serving.monitoring_evidence import below_target, record_edge_answer, record_unanswered, score_of
-from edge.serving.response import datacenter_answer, edge_answer
+from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_unanswered, score_of
+from edge.serving.request import RoutedImage
 from hawkvision.cascade.decision import Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, RequestError
@@ -34,9 +33,11 @@ log = logging.getLogger("hawkvision.edge")
 class RequestHandler:
     """HawkVision's own way to answer an image."""
 
-    def __init__(self, context: ServingContext, image: ImageRequest) -> None:
+    def __init__(self, context: ServingContext, image: RoutedImage) -> None:
         self.context = context
         self.image = image
+        self.reference = context.best
+        """The datacenter stage that is asked, unless an intermediate stage answers."""
 
     def answer(self) -> Coroutine[Any, Any, Answer]:
         """The answer of the tier that the target's route names.
@@ -72,7 +73,7 @@ class RequestHandler:
         edge = await self.run_edge()
         if self._decide(edge) == Accept() and not below_target(self.image, edge):
             return self.finish_at_edge(edge), True
-        record_unanswered(self.context, self.image, edge)
+        report_unanswered(self.context, self.image, edge)
         return None, True
 
     async def run_reference(self) -> Answer:
@@ -90,7 +91,7 @@ class RequestHandler:
                 return datacenter_answer(self.context, self.image, escalated, reason, None)
             case Escalate(reason, cutoff) if circuit_open(self.context, self.image, cutoff):
                 probe_in_background(self.context, self.image, reason, None)
-                if self.image.on_miss is OnMiss.FAIL:
+                if self.image.request.asked.on_miss is OnMiss.FAIL:
                     raise self.missed()
                 return self.finish_at_edge(await self.run_edge())
             case Escalate(reason, cutoff):
@@ -105,12 +106,13 @@ class RequestHandler:
             RequestError: if the image is broken.
         """
         image, executor = self.image, self.context.executor
-        if image.deadline is None or image.on_miss is OnMiss.WAIT:
+        deadline, on_miss = image.request.deadline, image.request.asked.on_miss
+        if deadline is None or on_miss is OnMiss.WAIT:
             return await executor.infer(image)
-        if image.on_miss is OnMiss.DEGRADE:
+        if on_miss is OnMiss.DEGRADE:
             return await executor.infer(image, self.cutoff)
         try:
-            async with asyncio.timeout(max(0.0, image.deadline.remaining_s(self.context.clock.now()))):
+            async with asyncio.timeout(max(0.0, deadline.remaining_s(self.context.clock.now()))):
                 return await executor.infer(image)
         except TimeoutError:
             raise self.missed() from None
@@ -119,7 +121,7 @@ class RequestHandler:
         self, reason: Reason, cutoff: Deadline | None, edge: EdgePrediction | None = None
     ) -> Coroutine[Any, Any, Escalated | None]:
         """The datacenter's reply; see `edge.serving.escalation.escalate`."""
-        return escalate(self.context, self.image, reason, cutoff, edge)
+        return escalate(self.context, self.image, reason, cutoff, edge, self.reference)
 
     def finish_at_edge(self, edge: EdgePrediction, reason: Reason | None = None) -> Answer:
         """Answer with the edge's prediction: it is sure enough, or nothing better came.
@@ -132,29 +134,30 @@ class RequestHandler:
             DeadlineMissed: if it is below the target after an escalation, and the caller asked for that error.
         """
         image = self.image
-        degraded = below_target(image, edge)
-        if degraded and reason is not None and image.on_miss is OnMiss.FAIL and image.deadline is not None:
+        if self._strict and reason is not None and below_target(image, edge):
             raise self._unanswered(edge)
-        record_edge_answer(self.context, image, edge, degraded=degraded)
-        return edge_answer(self.context, image, edge, degraded=degraded, reason=reason)
+        return edge_answer(self.context, image, edge, reason)
 
     @property
     def cannot_meet_target(self) -> bool:
         """Whether too little of the image arrived for the target, and the caller asked for an error in that case."""
-        image = self.image
-        partial = image.route.below_target and image.received.fraction < 1.0
-        return partial and image.deadline is not None and image.on_miss is OnMiss.FAIL
+        return self.image.route.below_target and self.image.request.received.fraction < 1.0 and self._strict
+
+    @property
+    def _strict(self) -> bool:
+        """Whether the caller asked for an error in place of a late or degraded answer."""
+        return self.image.request.deadline is not None and self.image.request.asked.on_miss is OnMiss.FAIL
 
     @property
     def cutoff(self) -> Deadline | None:
         """When the datacenter is not waited for any more, so that an answer can leave before the deadline."""
-        deadline = self.image.deadline
+        deadline = self.image.request.deadline
         return None if deadline is None else cutoff_before(deadline)
 
     def missed(self) -> DeadlineMissed:
         """The error of `on_miss=fail`."""
         return DeadlineMissed(
-            f"no answer meeting the target was possible within deadline_ms={self.image.asked.deadline_ms:g}"
+            f"no answer meeting the target was possible within deadline_ms={self.image.request.asked.deadline_ms:g}"
         )
 
     async def _escalated(self, decision: Escalate, edge: EdgePrediction) -> Answer:
@@ -162,7 +165,7 @@ class RequestHandler:
         context, image, reason, cutoff = self.context, self.image, decision.reason, decision.cutoff
         if circuit_open(context, image, cutoff):
             probe_in_background(context, image, reason, edge)
-            if image.on_miss is OnMiss.FAIL and below_target(image, edge):
+            if image.request.asked.on_miss is OnMiss.FAIL and below_target(image, edge):
                 raise self._unanswered(edge)
             return self.finish_at_edge(edge)
         try:
@@ -172,7 +175,7 @@ class RequestHandler:
             log.warning("the datacenter refused an image that the edge can read: %s", error)
             escalated = None
         except CallerGone:
-            record_unanswered(context, image, edge)
+            report_unanswered(context, image, edge)
             raise
         if escalated is None:
             return self.finish_at_edge(edge, reason)
@@ -180,7 +183,7 @@ class RequestHandler:
 
     async def _reference_with_standby(self, reason: Reason, cutoff: Deadline | None) -> Answer:
         """Ask the datacenter until the cutoff. The edge stage runs meanwhile, in case of no reply."""
-        if self.image.on_miss is OnMiss.FAIL:
+        if self.image.request.asked.on_miss is OnMiss.FAIL:
             escalated = await self.escalate(reason, cutoff)
             if escalated is None:
                 raise self.missed()
@@ -198,7 +201,7 @@ class RequestHandler:
 
     def _unanswered(self, edge: EdgePrediction) -> DeadlineMissed:
         """The error of `on_miss=fail` for an image that the edge scored; the score is reported."""
-        record_unanswered(self.context, self.image, edge)
+        report_unanswered(self.context, self.image, edge)
         return self.missed()
 
     def _decide(self, edge: EdgePrediction | None) -> Decision:
@@ -207,10 +210,10 @@ class RequestHandler:
         decision = decide(
             image.route,
             -math.inf if edge is None or edge.result.truncated else score_of(image, edge),
-            deadline=image.deadline,
+            deadline=image.request.deadline,
             now=self.context.clock.now(),
             reachable=datacenter is not None and datacenter.up,
-            on_miss=image.on_miss,
+            on_miss=image.request.asked.on_miss,
             threshold=None if controller is None else controller.control.threshold,
         )
         if isinstance(decision, Miss) and not below_target(image, edge):
@@ -219,10 +222,10 @@ class RequestHandler:
 
     def _edge_too_busy(self) -> bool:
         """Whether the edge would be late and the datacenter would not."""
-        image, datacenter = self.image, self.context.datacenter
-        if image.deadline is None or datacenter is None or image.on_miss is OnMiss.WAIT:
+        request, datacenter = self.image.request, self.context.datacenter
+        if request.deadline is None or datacenter is None or request.asked.on_miss is OnMiss.WAIT:
             return False
         now = self.context.clock.now()
-        if self.context.executor.pool.predicted_wait_ms() < image.deadline.remaining_ms(now):
+        if self.context.executor.pool.predicted_wait_ms() < request.deadline.remaining_ms(now):
             return False
-        return datacenter.admits(cutoff_before(image.deadline).remaining_ms(now))
+        return datacenter.admits(cutoff_before(request.deadline).remaining_ms(now))

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 
 from edge.escalation.client import DatacenterClient
+from edge.escalation.image_reducer import ImageReducer
+from edge.escalation.transport import Ingress
 from edge.factory import NodeComponents, make_context
 from edge.inference.admission import Admission
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
@@ -24,9 +26,10 @@ from edge.monitoring.request_streams import StreamController
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
-from edge.serving.edge_execution import EdgeExecutor
+from edge.serving.context import EdgeExecutor
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline
+from edge.serving.request import ImageRequest
 from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.cascade.policy import Policy
@@ -114,7 +117,7 @@ class Bench:
     ) -> Answer:
         request, started = ClassifyRequest(**fields), self.clock.now()
         return await self.node.infer(
-            body or encoded(), request, started, start_trace(), hang_up, received=received, caller=caller
+            ImageRequest(body or encoded(), request, started, start_trace(), caller, received, hang_up)
         )
 
     def counted(self, name: str, **labels: str) -> float:
@@ -189,8 +192,8 @@ async def bench(
     datacenter = None
     if peer:
         datacenter = DatacenterClient(
-            peer.url, None, connections, kind, clock,
-            transport=transport, reducer=reducer, metrics=metrics.link(task), admission=admission,
+            Ingress(peer.url, connections=connections), kind, clock,
+            transport=transport, reducer=ImageReducer(reducer, admission), metrics=metrics.link(task),
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})

@@ -18,6 +18,7 @@ from edge.factory import Environment, NodeComponents, open_node
 from edge.inference.stage_loader import StageLoader
 from edge.monitoring.certificate_reload import Certification
 from edge.serving.node import EdgeNode
+from edge.serving.request import ImageRequest
 from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import MonotonicClock
@@ -157,7 +158,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
 
 
 async def ask(node: EdgeNode, body: bytes, target: Target) -> Answer:
-    return await node.infer(body, ClassifyRequest(target=target), node.clock.now(), start_trace())
+    return await node.infer(ImageRequest(body, ClassifyRequest(target=target), node.clock.now(), start_trace()))
 
 
 class Expected:

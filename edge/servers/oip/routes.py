@@ -24,13 +24,12 @@ from edge.servers.shared.content_encoding import read_body
 from edge.servers.shared.http_messages import Answered, header
 from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
+from edge.serving.request import ImageRequest
 from edge.serving.tasks import ServedTasks
 from hawkvision.core.errors import BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Answer
 from hawkvision.imaging.decoding_cost import DecodingCost
-from hawkvision.imaging.image_header import ImageHeader
-from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.bodies import Body
 from hawkvision.tasks.kind import TaskKind
 
@@ -131,28 +130,24 @@ async def classify_all(
     Raises:
         HawkVisionError, CallerGone: as `EdgeNode.infer`.
     """
+    fields, admission = asked.request, node.admission
     if len(asked.images) == 1:
-        return [await node.infer(asked.images[0], asked.request, started, trace, hang_up, caller=caller)]
+        return [await node.infer(ImageRequest(asked.images[0], fields, started, trace, caller, hang_up=hang_up))]
 
-    admission = node.admission
-    weighed = [_weighed(node, number, image) for number, image in enumerate(asked.images)]
+    requests = [ImageRequest(image, fields, started, trace.child(), caller, hang_up=hang_up) for image in asked.images]
+    costs = [_cost(node, number, request) for number, request in enumerate(requests)]
 
-    async def one(number: int, image: bytes, header: ImageHeader) -> Answer:
+    async def one(number: int, request: ImageRequest) -> Answer:
         with _numbered(number):
-            return await node.infer(
-                image, asked.request, started, trace.child(), hang_up, header=header, turns=turns, caller=caller
-            )
+            return await node.infer(request, turns)
 
-    with admission.admit([cost for _, cost in weighed]) as admitted:
+    with admission.admit(costs) as admitted:
         turns = Turns(node.pool.threads, admitted)
-        if asked.request.deadline_ms is not None and not node.policy.route(asked.request.target).direct:
+        if fields.deadline_ms is not None and not node.policy.route(fields.target).direct:
             # Heavy images of one request are decoded one after the other.
-            left_ms = asked.request.deadline_ms - (node.clock.now() - started) * 1e3
-            admission.check_time(sum(cost.heavy_s for _, cost in weighed), left_ms, asked.request.on_miss)
-        waiting = [
-            asyncio.ensure_future(one(number, image, header))
-            for number, (image, (header, _)) in enumerate(zip(asked.images, weighed, strict=True))
-        ]
+            left_ms = fields.deadline_ms - (node.clock.now() - started) * 1e3
+            admission.check_time(sum(cost.heavy_s for cost in costs), left_ms, fields.on_miss)
+        waiting = [asyncio.ensure_future(one(number, request)) for number, request in enumerate(requests)]
         try:
             return list(await asyncio.gather(*waiting))
         finally:
@@ -162,10 +157,9 @@ async def classify_all(
             await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _weighed(node: EdgeNode, number: int, image: bytes) -> tuple[ImageHeader, DecodingCost]:
+def _cost(node: EdgeNode, number: int, request: ImageRequest) -> DecodingCost:
     with _numbered(number):
-        header = probe(image)
-        return header, node.admission.cost(image, header)
+        return node.admission.cost(request.body, request.header)
 
 
 @contextmanager

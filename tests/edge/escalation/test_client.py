@@ -9,6 +9,7 @@ import pytest
 
 from edge.escalation.client import DatacenterClient
 from edge.escalation.reply_validation import Escalated
+from edge.escalation.transport import Escalation, Ingress
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationRequest, IntermediateOffer, IntermediateResult
@@ -31,9 +32,9 @@ def peer() -> Iterator[Peer]:
 
 def infer(peer: Peer, behaviour: Mapping[str, object], request: EscalationRequest = REQUEST) -> Escalated:
     async def ask() -> Escalated:
-        datacenter = DatacenterClient(peer.url, None, connections=1, kind=TEN, clock=MonotonicClock())
+        datacenter = DatacenterClient(Ingress(peer.url, connections=1), TEN, MonotonicClock())
         try:
-            return await datacenter.infer(b"image", request, start_trace(), timeout_s=60.0)
+            return await datacenter.infer(Escalation(b"image", request, start_trace(), timeout_s=60.0))
         finally:
             await datacenter.close()
 
@@ -86,14 +87,14 @@ BEST = EscalationRequest(variant="committee")
 def test_a_reply_without_a_deadline_closes_the_breaker_and_is_a_sample_of_the_response_time(peer: Peer) -> None:
     async def scenario() -> None:
         clock = MonotonicClock()
-        datacenter = DatacenterClient(peer.url, None, connections=1, kind=TEN, clock=clock)
+        datacenter = DatacenterClient(Ingress(peer.url, connections=1), TEN, clock)
         try:
             times = datacenter.link.times
             while datacenter.admits(100.0):  # as after some outage
                 times.given_up(times.sent(clock.now() - 0.1), 100.0, clock.now())
             datacenter.link.failed(clock.now())
             before = datacenter.up
-            reply = await datacenter.infer(b"image", BEST, start_trace(), timeout_s=60.0)
+            reply = await datacenter.infer(Escalation(b"image", BEST, start_trace(), timeout_s=60.0))
             assert (before, datacenter.up) == (False, True)
             assert datacenter.state is BreakerState.CLOSED
             assert datacenter.admits(2.0 * reply.round_trip_ms + 100.0)
@@ -111,11 +112,11 @@ def test_a_refusal_that_blames_the_load_or_the_image_shows_that_the_link_works(
 ) -> None:
     async def scenario() -> None:
         clock = MonotonicClock()
-        datacenter = DatacenterClient(peer.url, None, connections=1, kind=TEN, clock=clock)
+        datacenter = DatacenterClient(Ingress(peer.url, connections=1), TEN, clock)
         try:
             datacenter.link.failed(clock.now())
             with pytest.raises((EscalationFailed, RequestError)):
-                await datacenter.infer(b"image", BEST, start_trace(), timeout_s=60.0)
+                await datacenter.infer(Escalation(b"image", BEST, start_trace(), timeout_s=60.0))
             assert datacenter.up
         finally:
             await datacenter.close()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from edge.escalation.client import DatacenterClient
+from edge.escalation.transport import Escalation, Ingress
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
@@ -51,7 +52,7 @@ async def linked(
     peer: Peer, transport: Literal["tcp", "datagram", "auto"] = "datagram", metrics: EdgeMetrics | None = None
 ) -> AsyncIterator[DatacenterClient]:
     link = None if metrics is None else metrics.link("digits")
-    datacenter = DatacenterClient(peer.url, None, 4, TEN, MonotonicClock(), transport=transport, metrics=link)
+    datacenter = DatacenterClient(Ingress(peer.url), TEN, MonotonicClock(), transport=transport, metrics=link)
     try:
         if transport == "datagram" and peer.offer is not None:
             await until(lambda: datacenter.transport is Transport.DATAGRAM)
@@ -65,7 +66,7 @@ def infer(
 ) -> EscalationReply:
     async def ask() -> EscalationReply:
         async with linked(peer) as datacenter:
-            return (await datacenter.infer(body, request, start_trace(), 10.0, lossless=lossless)).reply
+            return (await datacenter.infer(Escalation(body, request, start_trace(), 10.0, lossless=lossless))).reply
 
     return asyncio.run(ask())
 
@@ -85,7 +86,7 @@ def test_datagrams_use_the_configured_congestion_controller(peer: Peer) -> None:
             super().__init__(path, now)
 
     async def scenario() -> None:
-        datacenter = DatacenterClient(peer.url, None, 4, TEN, MonotonicClock(), transport="datagram", congestion=Noted)
+        datacenter = DatacenterClient(Ingress(peer.url), TEN, MonotonicClock(), transport="datagram", congestion=Noted)
         try:
             await until(lambda: datacenter.transport is Transport.DATAGRAM)
         finally:
@@ -97,10 +98,14 @@ def test_datagrams_use_the_configured_congestion_controller(peer: Peer) -> None:
 
 def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_address(peer: Peer) -> None:
     async def scenario() -> None:
-        datacenter = DatacenterClient(peer.url, "a-key-of-some-length", 4, TEN, MonotonicClock(), transport="auto")
+        datacenter = DatacenterClient(
+            Ingress(peer.url, "a-key-of-some-length"), TEN, MonotonicClock(), transport="auto"
+        )
         try:
             await until(lambda: bool(peer.transport_keys))
-            await datacenter.infer(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, lossless=True)
+            await datacenter.infer(
+                Escalation(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, lossless=True)
+            )
         finally:
             await datacenter.close()
 
@@ -130,7 +135,7 @@ def test_an_interim_answer_is_returned_at_once_if_the_final_one_is_hardly_ever_o
     async def scenario() -> EscalationReply:
         async with linked(peer) as datacenter:
             misses(datacenter._selector.carrier.rest, 60_000.0, datacenter._clock.now())
-            asking = datacenter.infer(IMAGE, hurried, start_trace(), 50.0, wait_full_deadline=False)
+            asking = datacenter.infer(Escalation(IMAGE, hurried, start_trace(), 50.0), wait_full_deadline=False)
             return (await asyncio.wait_for(asking, 20.0)).reply
 
     reply = asyncio.run(scenario())
@@ -141,7 +146,7 @@ def test_round_trips_are_recorded_for_each_transport(peer: Peer) -> None:
     async def scenario() -> tuple[int, int]:
         async with linked(peer) as datacenter:
             for body in (IMAGE, IMAGE, HUGE):
-                await datacenter.infer(body, HURRIED, start_trace(), 10.0, lossless=True)
+                await datacenter.infer(Escalation(body, HURRIED, start_trace(), 10.0, lossless=True))
             return len(datacenter._selector.carrier.breaker.times._observations), len(
                 datacenter.link.times._observations
             )
@@ -197,7 +202,7 @@ def test_a_datacenter_without_datagrams_is_asked_over_tcp_with_one_warning(
         async with linked(peer) as datacenter:
             await until(lambda: bool(caplog.records))
             for _ in range(3):
-                await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
+                await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
             assert datacenter.transport is Transport.TCP
 
     with caplog.at_level(logging.WARNING), running_peer() as peer:
@@ -215,7 +220,7 @@ def test_a_datagram_peer_that_falls_silent_leaves_images_to_tcp_until_it_is_back
             async with linked(peer) as datacenter:
                 relay.blackhole(True)
                 await until(lambda: datacenter.transport is Transport.TCP)
-                escalated = await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
+                escalated = await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
                 assert top_k(escalated.reply)[0].index == ANSWER_CLASS
                 relay.blackhole(False)
                 await until(lambda: datacenter.transport is Transport.DATAGRAM)
@@ -236,13 +241,13 @@ def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> No
         async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=5ms,seed=1")) as relay:
             peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
             async with linked(peer, "auto", metrics) as datacenter:
-                await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
+                await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
                 # A machine that stands still for a moment looks like a link that loses.
                 await until(lambda: datacenter.loss == 0.0 and datacenter.transport is Transport.TCP)
                 assert sample("uplink_transport", transport="tcp") == 1.0
                 relay.up = LinkSpec.parse("delay=5ms,loss=8%,seed=1")
                 await until(lambda: datacenter.transport is Transport.DATAGRAM)
-                await datacenter.infer(IMAGE, HURRIED, start_trace(), 10.0)
+                await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
 
     asyncio.run(scenario())
     assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
@@ -259,11 +264,11 @@ async def node(peer: Peer, *, conditions: bool, intermediate: bool = False) -> A
         datacenter = it.node.datacenter
         assert datacenter is not None
         for _ in range(16):  # fifty datagrams tell what the link loses; and now probes come often
-            await datacenter.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
+            await datacenter.infer(Escalation(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0))
         await until(lambda: datacenter.loss == 0.0 and datacenter.transport is Transport.DATAGRAM)
         async with asyncio.timeout(WAIT_LIMIT_S):  # a machine that stood still is remembered as loss, or as a slow link
             while not datacenter.fits_lossless(LARGE, 2.0):
-                await datacenter.infer(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0)
+                await datacenter.infer(Escalation(IMAGE, EscalationRequest(variant="large"), start_trace(), 10.0))
         yield it
 
 
@@ -364,7 +369,7 @@ def test_after_an_unchanged_image_was_lost_others_are_encoded_anew(peer: Peer) -
                 relay.up = LinkSpec.parse("delay=2ms,rate=200kbit,seed=1")  # two seconds of it
                 hurried = EscalationRequest(variant="large", deadline_ms=500.0)
                 with pytest.raises(EscalationFailed, match="504"):
-                    await datacenter.infer(LARGE, hurried, start_trace(), 10.0, lossless=True)
+                    await datacenter.infer(Escalation(LARGE, hurried, start_trace(), 10.0, lossless=True))
                 return [before, datacenter.fits_lossless(LARGE, 1_000.0)]
 
     assert asyncio.run(scenario()) == [True, False]

@@ -10,7 +10,7 @@ import pytest
 
 from edge.escalation.client import DatacenterClient
 from edge.escalation.http_transport import DRAIN_BYTES, HttpTransport
-from edge.escalation.transport import ReplyLate, TransportBroken
+from edge.escalation.transport import Escalation, Ingress, ReplyLate, TransportBroken
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import EscalationRequest
@@ -34,13 +34,13 @@ def peer() -> Iterator[Peer]:
 async def ask(
     transport: HttpTransport, timeout_s: float, request: EscalationRequest = HURRIED, body: bytes = b"image"
 ) -> int:
-    status, _ = await transport.send(body, request, start_trace(), timeout_s, lossless=False)
+    status, _ = await transport.send(Escalation(body, request, start_trace(), timeout_s))
     return status
 
 
 def test_a_late_answer_keeps_its_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         for number in range(8):
             peer.held = True
             with pytest.raises(ReplyLate):
@@ -56,7 +56,7 @@ def test_a_late_answer_keeps_its_connection_open_for_the_next_image(peer: Peer) 
 
 def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         for number in range(1, 9):
             peer.held = True
             leaving = asyncio.create_task(ask(transport, LONG_S))
@@ -75,7 +75,7 @@ def test_a_caller_that_leaves_keeps_the_connection_open_for_the_next_image(peer:
 
 def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=10 * LONG_S)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS), drain_s=10 * LONG_S)
         peer.delay_s = 10 * LONG_S
         for _ in range(2):
             late = await asyncio.gather(*(ask(transport, LATE_S) for _ in range(CONNECTIONS)), return_exceptions=True)
@@ -90,7 +90,7 @@ def test_answers_that_never_come_leave_connections_for_the_next_image(peer: Peer
 
 def test_an_abandoned_exchange_ends_after_its_bound(peer: Peer) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS, drain_s=LATE_S)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS), drain_s=LATE_S)
         peer.held = True
         leaving = asyncio.create_task(ask(transport, LONG_S))
         await until(lambda: len(peer.bodies) == 1)
@@ -113,7 +113,7 @@ def test_only_small_images_with_deadlines_continue_when_they_are_late(
     peer: Peer, request_: EscalationRequest, body: bytes, drains: int
 ) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         peer.held = True
         with pytest.raises(ReplyLate):
             await ask(transport, LATE_S, request_, body)
@@ -127,7 +127,7 @@ def test_only_small_images_with_deadlines_continue_when_they_are_late(
 
 def test_an_image_that_never_got_a_connection_is_not_sent_later(peer: Peer) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         peer.held = True
         waiting = [asyncio.create_task(ask(transport, LONG_S)) for _ in range(CONNECTIONS)]
         await until(lambda: len(peer.bodies) == CONNECTIONS)
@@ -144,7 +144,7 @@ def test_an_image_that_never_got_a_connection_is_not_sent_later(peer: Peer) -> N
 
 def test_closing_ends_all_exchanges(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        transport = HttpTransport(peer.url, None, CONNECTIONS)
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         peer.held = True
         with pytest.raises(ReplyLate):
             await ask(transport, LATE_S)
@@ -165,12 +165,12 @@ def test_closing_ends_all_exchanges(peer: Peer, caplog: pytest.LogCaptureFixture
 
 def test_connections_with_abandoned_exchanges_are_not_idle(peer: Peer) -> None:
     async def scenario() -> None:
-        datacenter = DatacenterClient(peer.url, None, 2, TEN, MonotonicClock())
+        datacenter = DatacenterClient(Ingress(peer.url, connections=2), TEN, MonotonicClock())
         peer.held = True
         with pytest.raises(EscalationFailed):
-            await datacenter.infer(b"image", HURRIED, start_trace(), LATE_S)
+            await datacenter.infer(Escalation(b"image", HURRIED, start_trace(), LATE_S))
         assert (datacenter.up, datacenter.idle) == (True, True), "one of two connections is free"
-        asking = asyncio.create_task(datacenter.infer(b"image", HURRIED, start_trace(), LONG_S))
+        asking = asyncio.create_task(datacenter.infer(Escalation(b"image", HURRIED, start_trace(), LONG_S)))
         await until(lambda: len(peer.bodies) == 2)
         assert (datacenter.up, datacenter.idle) == (True, False)
         peer.held = False
@@ -193,7 +193,7 @@ def test_a_listing_that_times_out_is_reported_with_the_reason(
     async def scenario() -> None:
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         async with server:
-            transport = HttpTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None, CONNECTIONS)
+            transport = HttpTransport(Ingress(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
             with pytest.raises(EscalationFailed, match=r": TimeoutError$"):
                 await transport.stages()
             await transport.close()

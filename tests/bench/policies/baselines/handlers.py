@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from dataclasses import replace
 
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
-from edge.serving.monitoring_evidence import below_target
+from edge.serving.outcome import below_target, datacenter_answer
+from edge.serving.request import RoutedImage
 from edge.serving.request_handler import RequestHandler
-from edge.serving.response import datacenter_answer
 from hawkvision.core.errors import RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason
 
@@ -19,6 +20,12 @@ log = logging.getLogger("hawkvision.edge")
 
 async def nothing_to_close() -> None:
     """For baselines that hold nothing of their own."""
+
+
+def waiting(image: RoutedImage) -> RoutedImage:
+    """The same request with `on_miss=wait`."""
+    request = image.request
+    return replace(image, request=replace(request, asked=replace(request.asked, on_miss=OnMiss.WAIT)))
 
 
 class NoDeadlineHandler(RequestHandler):
@@ -30,7 +37,7 @@ class NoDeadlineHandler(RequestHandler):
 
     async def answer(self) -> Answer:
         """See `RequestHandler.answer`."""
-        self.image.on_miss = OnMiss.WAIT
+        self.image = waiting(self.image)
         return await super().answer()
 
     async def try_partial_image(self) -> tuple[Answer | None, bool]:
@@ -53,7 +60,8 @@ class DeadlineFallbackHandler(NoDeadlineHandler):
     @property
     def falls_back(self) -> bool:
         """Whether the edge answers this request when the deadline is near."""
-        return self.image.deadline is not None and self.image.on_miss is OnMiss.DEGRADE
+        request = self.image.request
+        return request.deadline is not None and request.asked.on_miss is OnMiss.DEGRADE
 
     async def answer(self) -> Answer:
         """See `RequestHandler.answer`."""

@@ -18,11 +18,11 @@ from prometheus_client import Counter
 from edge.escalation.client import DatacenterClient
 from edge.inference.edge_stage import EdgePrediction, EdgeStage
 from edge.serving.context import ServingContext
-from edge.serving.image_request import ImageRequest
-from edge.serving.response import datacenter_answer, edge_answer
+from edge.serving.outcome import datacenter_answer, edge_answer
+from edge.serving.request import RoutedImage
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.types import Answer, OnMiss, Reason
-from tests.bench.policies.baselines.handlers import DeadlineFallbackHandler, cancelled
+from hawkvision.core.types import Answer, Reason
+from tests.bench.policies.baselines.handlers import DeadlineFallbackHandler, cancelled, waiting
 from tests.bench.policies.baselines.registration import Registration
 from tests.bench.policies.baselines.residency import Residency
 from tests.bench.policies.baselines.routes import DIGITS, Registered
@@ -146,7 +146,7 @@ class Worker:
         """As registered, of one of the node's own variants."""
         return self._registration.variants[name].accuracy
 
-    async def infer(self, name: str, context: ServingContext, image: ImageRequest) -> EdgePrediction:
+    async def infer(self, name: str, context: ServingContext, image: RoutedImage) -> EdgePrediction:
         """A variant's prediction; the wait for its load counts as time in the queue.
 
         Raises:
@@ -178,7 +178,7 @@ class Worker:
 class InfaasHandler(DeadlineFallbackHandler):
     """Chooses a variant when the request comes, which answers it."""
 
-    def __init__(self, worker: Worker, with_fallback: bool, context: ServingContext, image: ImageRequest) -> None:
+    def __init__(self, worker: Worker, with_fallback: bool, context: ServingContext, image: RoutedImage) -> None:
         super().__init__(context, image)
         self._worker = worker
         self._with_fallback = with_fallback
@@ -193,10 +193,10 @@ class InfaasHandler(DeadlineFallbackHandler):
         chosen = self._choose(self._worker.remote_options(self.context))
         if chosen.local:
             return await self._answered_by(chosen.name)
-        reason, self.image.reference = Reason.TARGET, chosen.name
+        reason, self.reference = Reason.TARGET, chosen.name
         if self.falls_back:
             return await self._with_standby(reason)
-        self.image.on_miss = OnMiss.WAIT
+        self.image = waiting(self.image)
         escalated = await self.escalate(reason, None)
         if escalated is not None:
             return datacenter_answer(self.context, self.image, escalated, reason, None)
@@ -215,18 +215,18 @@ class InfaasHandler(DeadlineFallbackHandler):
             await cancelled(running)
 
     async def _answered_by(self, name: str, reason: Reason | None = None) -> Answer:
-        self.image.on_miss = OnMiss.WAIT
+        self.image = waiting(self.image)
         return self._edge_answer(name, await self._worker.infer(name, self.context, self.image), reason)
 
     def _edge_answer(self, name: str, edge: EdgePrediction, reason: Reason | None) -> Answer:
         accuracies = self._worker.accuracies
-        degraded = accuracies.below_target(self._worker.accuracy(name), self.image.asked.target)
-        return edge_answer(self.context, self.image, edge, degraded=degraded, reason=reason)
+        below = accuracies.below_target(self._worker.accuracy(name), self.image.request.asked.target)
+        return edge_answer(self.context, self.image, edge, reason, below=below)
 
     def _choose(self, remote: list[Option]) -> Option:
         cutoff, context = self.cutoff, self.context
         return choose(
             self._worker.options(context.executor.pool.predicted_wait_ms()) + remote,
-            self._worker.accuracies.required(self.image.asked.target),
+            self._worker.accuracies.required(self.image.request.asked.target),
             None if cutoff is None else cutoff.remaining_ms(context.clock.now()),
         )

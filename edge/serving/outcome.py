@@ -1,0 +1,225 @@
+"""The outcome of a request: whether it is below its target, the answer, and the evidence for the monitors.
+
+Only this module decides that an answer is degraded. Every scored image is reported to the stream controllers and the
+auditor, whether it was answered or not: without those that were not, the sample of escalated images would be distorted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from edge.escalation.reply_validation import Escalated
+from edge.inference.edge_stage import EdgePrediction
+from edge.monitoring.audits import Accepted
+from edge.monitoring.stream import StageScore
+from edge.serving.context import ServingContext
+from edge.serving.request import RoutedImage
+from hawkvision.core.escalation_api import EscalationReply
+from hawkvision.core.trace_context import random_hex
+from hawkvision.core.types import Answer, Prediction, Reason, Received, Tier, Timing
+
+
+def score_of(image: RoutedImage, edge: EdgePrediction) -> float:
+    """The edge's score, as the target compares it."""
+    return image.stage.kind.confidence(edge.result.prediction) if image.route.by_confidence else edge.result.score
+
+
+def below_target(image: RoutedImage, edge: EdgePrediction | None) -> bool:
+    """Whether an edge prediction is below the target.
+
+    A threshold that is raised only by accuracy debt does not count. A truncated ensemble always counts: its
+    accuracy was never measured.
+    """
+    if edge is None or edge.result.truncated:
+        return True
+    controller = image.controllers.edge
+    return score_of(image, edge) < (image.route.threshold if controller is None else controller.control.bar)
+
+
+# ----------------------------------------------------------------------------------------------------- answers
+
+
+def edge_answer(
+    context: ServingContext,
+    image: RoutedImage,
+    edge: EdgePrediction,
+    reason: Reason | None = None,
+    *,
+    below: bool | None = None,
+) -> Answer:
+    """The edge's answer, which is reported as evidence.
+
+    Args:
+        context: of the node.
+        image: the request.
+        edge: the edge stage's prediction.
+        reason: of the escalation, if the datacenter was asked and gave no answer that could be used.
+        below: whether the prediction is below the target; None lets `below_target` decide.
+    """
+    guarantees, result, route, received = context.guarantees, edge.result, image.route, image.request.received
+    below = below_target(image, edge) if below is None else below
+    _report_edge_answer(context, image, edge, below=below)
+    degraded = below or route.below_target
+    if degraded:
+        context.metrics.degraded.labels(context.task).inc()
+    total_ms = (context.clock.now() - image.request.started) * 1e3
+    return Answer(
+        id=random_hex(32),
+        task=context.task,
+        prediction=result.prediction,
+        model=edge.model,
+        tier=Tier.EDGE,
+        accuracy=guarantees.of_answer(
+            route,
+            Tier.EDGE,
+            image.controllers,
+            # A certificate is about one look at an image. After another one an acceptance adds to what it gives up.
+            degraded=degraded or image.declined_before,
+            version=image.versions is context.served.versions and guarantees.as_certified(route, received),
+        ),
+        # True also for a datacenter that was asked and answered too late.
+        escalated=reason is not None,
+        reason=reason,
+        degraded=degraded,
+        received_fraction=_rounded_down(received),
+        deadline_met=_deadline_met(image, total_ms),
+        timing_ms=Timing(result.decode_ms, edge.queue_ms, result.infer_ms, total=total_ms),
+    )
+
+
+def datacenter_answer(
+    context: ServingContext, image: RoutedImage, escalated: Escalated, reason: Reason, edge: EdgePrediction | None
+) -> Answer:
+    """The datacenter's answer; its reply was reported when it came (`report_reply`).
+
+    Args:
+        context: of the node.
+        image: the request.
+        escalated: the datacenter's reply.
+        reason: of the escalation.
+        edge: the edge stage's prediction, if it ran before.
+    """
+    guarantees, reply, at_edge = context.guarantees, escalated.reply, image.request.received
+    received = _through_both(at_edge, Received(reply.received_fraction, reply.quality))
+    route = image.route if received == at_edge else guarantees.policy.route(image.request.asked.target, received)
+    degraded = route.below_target or not (reply.whole or reply.model == context.best) or not reply.complete
+    if not reply.complete:
+        context.metrics.incomplete_answers.labels(context.task).inc()
+    if degraded:
+        context.metrics.degraded.labels(context.task).inc()
+    total_ms = (context.clock.now() - image.request.started) * 1e3
+    certified = image.versions is context.served.versions and guarantees.as_certified(route, received, reply)
+    # Certificates of received images are about edge and reference stage on the same one. Here the edge saw more of it.
+    uncovered = degraded or received != at_edge
+    dc_ms = escalated.datacenter_ms
+    return Answer(
+        id=random_hex(32),
+        task=context.task,
+        prediction=reply.prediction,
+        model=reply.model,
+        tier=Tier.DATACENTER,
+        accuracy=guarantees.of_answer(route, Tier.DATACENTER, image.controllers, degraded=uncovered, version=certified),
+        escalated=True,
+        reason=reason,
+        degraded=degraded,
+        received_fraction=_rounded_down(received),
+        deadline_met=_deadline_met(image, total_ms),
+        timing_ms=Timing(
+            decode=edge.result.decode_ms if edge else 0.0,
+            queue=edge.queue_ms if edge else 0.0,
+            infer=edge.result.infer_ms if edge else 0.0,
+            uplink=escalated.round_trip_ms - dc_ms,
+            dc=dc_ms,
+            total=total_ms,
+        ),
+    )
+
+
+def _deadline_met(image: RoutedImage, total_ms: float) -> bool | None:
+    within_ms = image.request.asked.deadline_ms
+    return None if within_ms is None else total_ms <= within_ms
+
+
+def _through_both(at_edge: Received, of_that: Received) -> Received:
+    """The part of the caller's image that the datacenter used: what it received of what the edge had received.
+
+    Losses on the two links are independent, so the fractions multiply.
+    """
+    qualities = [quality for quality in (at_edge.quality, of_that.quality) if quality is not None]
+    return Received(at_edge.fraction * of_that.fraction, min(qualities, default=None))
+
+
+def _rounded_down(received: Received) -> float:
+    """The fraction to four digits, rounded down: a partial image must not read as whole."""
+    return math.floor(received.fraction * 1e4) / 1e4
+
+
+# ---------------------------------------------------------------------------------------------------- evidence
+
+
+def report_reply(
+    context: ServingContext, image: RoutedImage, reply: EscalationReply, edge: EdgePrediction | None
+) -> None:
+    """Report the datacenter's reply, compared with the edge's prediction if there is one."""
+    served, controllers, received = context.served, image.controllers, image.request.received
+    reference, disagreement = reply.prediction, context.kind.disagreement
+    by_reference, certified = reply.model == context.best, served.certified(reply, received)
+    # A partial ensemble, another version, or less of the image than the edge used says nothing about the edge.
+    comparable = served.serves(context.best) and reply.comparable and certified
+    if controllers.edge is not None and edge is not None:
+        known = by_reference and comparable and not edge.result.truncated
+        found = disagreement(edge.result.prediction, reference) if known else None
+        controllers.edge.escalated(score_of(image, edge), found)
+    scores, accepted = _stage_scores(image, edge), None
+    between = None
+    if reply.passed_over is not None and served.passed_over_certified(reply, received):
+        between = reply.passed_over.score, reply.passed_over.prediction
+        if controllers.intermediate is not None:
+            found = disagreement(between[1], reference) if comparable else None
+            controllers.intermediate.escalated(between[0], found)
+    elif not by_reference and certified and reply.score is not None and image.route.intermediate is not None:
+        between = reply.score, reply.prediction
+        accepted = None if controllers.intermediate is None else Accepted(controllers.intermediate, *between)
+    if between is not None and controllers.intermediate_claims is not None:
+        scores = (*scores, StageScore(controllers.intermediate_claims, *between))
+    _consider(context, image, scores, reference if by_reference and comparable else None, accepted)
+
+
+def report_unanswered(context: ServingContext, image: RoutedImage, edge: EdgePrediction) -> None:
+    """Report a scored image that gets no answer."""
+    if image.controllers.edge is not None:
+        image.controllers.edge.escalated(score_of(image, edge), None)
+    _consider(context, image, _stage_scores(image, edge))
+
+
+def _report_edge_answer(context: ServingContext, image: RoutedImage, edge: EdgePrediction, *, below: bool) -> None:
+    controller, accepted = image.controllers.edge, None
+    if controller is not None and below:
+        controller.fell_short(score_of(image, edge))
+    elif controller is not None:
+        accepted = Accepted(controller, score_of(image, edge), edge.result.prediction)
+    _consider(context, image, _stage_scores(image, edge), accepted=accepted)
+
+
+def _stage_scores(image: RoutedImage, edge: EdgePrediction | None) -> tuple[StageScore, ...]:
+    """The edge's outcome for its log. A truncated ensemble has none, for it is another stage than the certified one."""
+    claims = image.controllers.edge_claims
+    if claims is None or edge is None or edge.result.truncated:
+        return ()
+    return (StageScore(claims, score_of(image, edge), edge.result.prediction),)
+
+
+def _consider(
+    context: ServingContext,
+    image: RoutedImage,
+    scores: tuple[StageScore, ...],
+    reference: Prediction | None = None,
+    accepted: Accepted | None = None,
+) -> None:
+    """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
+    request = image.request
+    if scores:
+        context.auditor.consider(
+            image.controllers, scores, request.body, request.trace, comparable=context.served.serves(context.best),
+            reference=reference, accepted=accepted, received=request.received,
+        )  # fmt: skip

@@ -1,0 +1,80 @@
+"""One image on its way through a node.
+
+server ─► ImageRequest ─► RoutedImage ─┬─ edge stage ─────► Answer
+what is asked   how the node └─ EscalationRequest ─► the other tier
+answers it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from edge.inference.admission import Turns
+from edge.inference.edge_stage import EdgeStage
+from edge.monitoring.request_streams import StreamControllers
+from hawkvision.cascade.certified_fingerprints import CertifiedVersions
+from hawkvision.cascade.route import Route
+from hawkvision.core.clock import Deadline
+from hawkvision.core.trace_context import TraceContext
+from hawkvision.core.types import WHOLE, ClassifyRequest, Received
+from hawkvision.imaging.decoding_cost import DecodingCost
+from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.preprocessing import probe
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRequest:
+    """One image and what its caller asks about it. A server makes it; every step gets the same one."""
+
+    body: bytes
+    """The encoded image, as it was received."""
+    asked: ClassifyRequest
+    started: float
+    """Clock time of the first byte."""
+    trace: TraceContext
+    """The request's span; the datacenter gets a child."""
+    caller: str = ""
+    """Whose evidence this is: `KEY` and the name of its API key, or its address."""
+    received: Received = WHOLE
+    """The part of the caller's image that `body` is."""
+    hang_up: Callable[[], Awaitable[object]] | None = None
+    """Returns when the caller is gone; awaited only while the datacenter is."""
+
+    @cached_property
+    def header(self) -> ImageHeader:
+        """The image's header.
+
+        Raises:
+            RequestError: if there is none that can be read.
+        """
+        return probe(self.body)
+
+    @cached_property
+    def deadline(self) -> Deadline | None:
+        """When the answer must leave; None without a bound."""
+        within_ms = self.asked.deadline_ms
+        return None if within_ms is None else Deadline.after_ms(within_ms, self.started)
+
+    def slack_ms(self, now: float) -> float | None:
+        """Milliseconds before the deadline; None without one."""
+        return None if self.deadline is None else self.deadline.remaining_ms(now)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoutedImage:
+    """A request with its route, and the certificates that were in force when it came."""
+
+    request: ImageRequest
+    route: Route
+    controllers: StreamControllers
+    """Of its streams."""
+    stage: EdgeStage
+    versions: CertifiedVersions
+    cost: DecodingCost
+    """Expected cost of decoding the image at the edge."""
+    turns: Turns | None = None
+    """Its request's places in the queue, if that was admitted for its heavy work or has several images."""
+    declined_before: bool = False
+    """Whether the edge stage has looked at a smaller part of the image and its answer was not accepted."""
