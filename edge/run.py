@@ -41,8 +41,7 @@ from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.keys import Keys
 from hawkvision.servers.protocol import bounded
 from hawkvision.servers.reload import FileWatcher
-from hawkvision.servers.tls import Certificates
-from hawkvision.servers.tls_from_settings import datacenter_certificates, server_certificates
+from hawkvision.servers.tls import Certificates, datacenter_certificates, server_certificates
 from hawkvision.system.telemetry import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
 

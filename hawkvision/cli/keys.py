@@ -43,9 +43,9 @@ def keys_list(file: KeysFile) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("name", "scopes", "requests/s", "sha256"):
         table.add_column(title)
-    for entry in read_keys(file):
+    for name, entry in read_keys(file).items():
         rate = "" if entry.rate is None else f"{entry.rate:g}"
-        table.add_row(entry.name, " ".join(sorted(entry.scopes)), rate, entry.digest.hex()[:12])
+        table.add_row(name, " ".join(sorted(entry.scopes)), rate, entry.sha256[:12])
     Console().print(table)
 
 

@@ -10,7 +10,7 @@ from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.doctor.findings import Finding, ok, problem, warning
 from hawkvision.servers.keys import Keys
-from hawkvision.servers.tls_from_settings import server_certificates
+from hawkvision.servers.tls import server_certificates
 
 SOON: Final = datetime.timedelta(days=14)
 """Half of the time before expiry at which certbot renews certificates (30 days)."""

@@ -18,7 +18,7 @@ from hawkvision.datacenter.stages.catalog import TaskFailure, load_catalogs
 from hawkvision.doctor import access, files, machine, network, onnx_runtime
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.servers.tls_from_settings import datacenter_certificates
+from hawkvision.servers.tls import datacenter_certificates
 from hawkvision.transport.settings import DatagramSettings
 
 

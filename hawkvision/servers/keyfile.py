@@ -23,10 +23,9 @@ import secrets
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -63,29 +62,31 @@ class Scope(StrEnum):
     OPERATE = "operate"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
+class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key as a server stores it."""
 
-    name: str
-    digest: bytes
-    """SHA-256 of the key."""
-    proof_key: bytes
-    """The Ed25519 public key for checking proofs."""
-    scopes: frozenset[Scope]
-    rate: float | None = None
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the key, in hexadecimal."""
+    proof_key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    """The Ed25519 public key that checks proofs, in hexadecimal."""
+    scopes: Annotated[frozenset[Scope], Meta(min_length=1, max_length=len(Scope))]
+    rate: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
     """Requests per second; None for no limit."""
 
 
-def entry_of(key: str, name: str, scopes: Iterable[Scope], rate: float | None = None) -> KeyEntry:
+Entries: TypeAlias = dict[str, KeyEntry]
+"""Keys by name."""
+
+
+def entry_of(key: str, scopes: Iterable[Scope], rate: float | None = None) -> KeyEntry:
     """The stored form of a key."""
     public = signing_key(key).public_key().public_bytes_raw()
-    return KeyEntry(name, digest_of(key.encode()), public, frozenset(scopes), rate)
+    return KeyEntry(digest_of(key.encode()), public.hex(), frozenset(scopes), rate)
 
 
-def digest_of(key: bytes) -> bytes:
-    """The SHA-256 that identifies an HTTP caller."""
-    return hashlib.sha256(key).digest()
+def digest_of(key: bytes) -> str:
+    """The SHA-256 that identifies an HTTP caller, in hexadecimal."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def signing_key(key: str) -> Ed25519PrivateKey:
@@ -93,19 +94,12 @@ def signing_key(key: str) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(hmac.digest(_DERIVATION, key.encode(), "sha256"))
 
 
-class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    proof_key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=len(Scope))]
-    rate: Annotated[float, Meta(gt=0.0, le=1e6)] | None = None
-
-
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    keys: Annotated[dict[str, _Stored], Meta(max_length=MAX_KEYS)] = {}
+    keys: Annotated[Entries, Meta(max_length=MAX_KEYS)] = {}
 
 
-def read_keys(path: Path) -> tuple[KeyEntry, ...]:
-    """The keys of a file, by name.
+def read_keys(path: Path) -> Entries:
+    """The keys of a file.
 
     Raises:
         ConfigError: if it cannot be read, or is not as the module says; names file and place.
@@ -123,16 +117,13 @@ def read_keys(path: Path) -> tuple[KeyEntry, ...]:
         ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    entries = []
     names: dict[str, str] = {}
-    for name, one in sorted(stored.keys.items()):
+    for name, entry in sorted(stored.keys.items()):
         checked_name(name, f"{path}: keys.{name}"[:200])
-        other = names.setdefault(one.sha256, name)
+        other = names.setdefault(entry.sha256, name)
         if other != name:
             raise ConfigError(f"{path}: keys.{name} and keys.{other} are the same key; remove one of them")
-        digest, public = bytes.fromhex(one.sha256), bytes.fromhex(one.proof_key)
-        entries.append(KeyEntry(name, digest, public, frozenset(one.scopes), one.rate))
-    return tuple(entries)
+    return dict(sorted(stored.keys.items()))
 
 
 def checked_name(name: str, where: str) -> str:
@@ -162,12 +153,12 @@ def add_key(path: Path, name: str, scopes: Iterable[Scope], rate: float | None =
         raise ConfigError(f"rate: expected more than 0 and at most 1,000,000 requests a second, got {rate:g}")
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
-    def added(entries: tuple[KeyEntry, ...]) -> tuple[KeyEntry, ...]:
-        if any(entry.name == name for entry in entries):
+    def added(entries: Entries) -> Entries:
+        if name in entries:
             raise ConfigError(f"{path}: there is a key {name!r} already; remove it first, or choose another name")
         if len(entries) >= MAX_KEYS:
             raise ConfigError(f"{path}: there are {MAX_KEYS} keys already")
-        return (*entries, entry_of(key, name, scopes, rate))
+        return {**entries, name: entry_of(key, scopes, rate)}
 
     _edit(path, added, may_begin=True)
     return key
@@ -180,21 +171,20 @@ def remove_key(path: Path, name: str) -> None:
         ConfigError: if there is none of that name, or the file cannot be read or written.
     """
 
-    def without(entries: tuple[KeyEntry, ...]) -> tuple[KeyEntry, ...]:
-        left = tuple(entry for entry in entries if entry.name != name)
-        if len(left) == len(entries):
+    def without(entries: Entries) -> Entries:
+        if name not in entries:
             raise ConfigError(f"{path}: there is no key {name[:80]!r}; `hawkvision keys list` shows those there are")
-        return left
+        return {other: entry for other, entry in entries.items() if other != name}
 
     _edit(path, without, may_begin=False)
 
 
-def _edit(path: Path, change: Callable[[tuple[KeyEntry, ...]], tuple[KeyEntry, ...]], *, may_begin: bool) -> None:
+def _edit(path: Path, change: Callable[[Entries], Entries], *, may_begin: bool) -> None:
     """Replace the file atomically by a changed one. Concurrent commands wait for each other."""
     try:
         with _alone_in(path.parent):
             begun = path.exists()
-            entries = read_keys(path) if begun or not may_begin else ()
+            entries = read_keys(path) if begun or not may_begin else {}
             _replace(path, _text(change(entries)), like=path if begun else None)
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the keys: {error.strerror or error}") from None
@@ -232,15 +222,12 @@ def _replace(path: Path, text: str, *, like: Path | None) -> None:
         raise
 
 
-def _text(entries: Iterable[KeyEntry]) -> str:
+def _text(entries: Entries) -> str:
     parts = [_HEAD]
-    for entry in sorted(entries, key=lambda entry: entry.name):
+    for name, entry in sorted(entries.items()):
         scopes = ", ".join(f'"{scope}"' for scope in Scope if scope in entry.scopes)
         parts.append(
-            f"\n[keys.{entry.name}]\n"
-            f'sha256 = "{entry.digest.hex()}"\n'
-            f'proof_key = "{entry.proof_key.hex()}"\n'
-            f"scopes = [{scopes}]\n"
+            f'\n[keys.{name}]\nsha256 = "{entry.sha256}"\nproof_key = "{entry.proof_key}"\nscopes = [{scopes}]\n'
         )
         if entry.rate is not None:
             parts.append(f"rate = {float(entry.rate)!r}\n")

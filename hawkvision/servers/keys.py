@@ -92,11 +92,11 @@ class Caller:
 
     name: str
     scopes: Scopes
-    digest: bytes
+    digest: str
     """SHA-256 of the key; empty if the server requires none."""
 
 
-NOBODY_ASKED: Final = Caller(ANYBODY, ALL, b"")
+NOBODY_ASKED: Final = Caller(ANYBODY, ALL, "")
 """Every caller of a server that requires no key."""
 
 
@@ -105,9 +105,9 @@ class _Account:
 
     __slots__ = ("accepted", "at", "caller", "entry", "forbidden", "limited", "tokens")
 
-    def __init__(self, entry: KeyEntry, now: float) -> None:
+    def __init__(self, name: str, entry: KeyEntry, now: float) -> None:
         self.entry = entry
-        self.caller = Caller(entry.name, entry.scopes, entry.digest)
+        self.caller = Caller(name, entry.scopes, entry.sha256)
         self.accepted = self.forbidden = self.limited = 0
         self.at = now
         self.tokens = self.burst
@@ -158,9 +158,9 @@ class Keys:
         """Whether callers need a key."""
         self.file = keys_file
         self._clock = clock
-        self._single = None if api_key is None else entry_of(own_key(api_key, where), SINGLE, ALL)
-        self._by_digest: dict[bytes, _Account] = {}
-        self._by_proof_key: dict[bytes, _Account] = {}
+        self._single = None if api_key is None else entry_of(own_key(api_key, where), ALL)
+        self._by_digest: dict[str, _Account] = {}
+        self._by_proof_key: dict[str, _Account] = {}
         self._unknown = self._anybody = 0
         self.reload()
 
@@ -170,22 +170,20 @@ class Keys:
         Raises:
             ConfigError: if it cannot be read; the keys then stay as they were.
         """
-        entries = () if self.file is None else read_keys(self.file)
+        entries = {} if self.file is None else read_keys(self.file)
         if self._single is not None:
-            entries = (self._single, *entries)
-        before = {account.entry.name: account for account in self._by_digest.values()}
-        accounts = [_Account(entry, self._clock()) for entry in entries]
+            entries = {SINGLE: self._single, **entries}
+        before = {account.caller.name: account for account in self._by_digest.values()}
+        accounts = [_Account(name, entry, self._clock()) for name, entry in entries.items()]
         for account in accounts:
-            if account.entry.name in before:
-                account.succeed(before[account.entry.name])
+            if account.caller.name in before:
+                account.succeed(before[account.caller.name])
         # If the single key is also in the file, the narrower scopes of the file apply.
-        self._by_digest = {account.entry.digest: account for account in accounts}
+        self._by_digest = {account.entry.sha256: account for account in accounts}
         self._by_proof_key = {account.entry.proof_key: account for account in accounts}
         if before and self.file is not None:
-            names = {account.entry.name for account in accounts}
-            log.info(
-                "keys read again: %d, %d new, %d gone", len(names), len(names - set(before)), len(set(before) - names)
-            )
+            new, gone = entries.keys() - before.keys(), before.keys() - entries.keys()
+            log.info("keys read again: %d, %d new, %d gone", len(entries), len(new), len(gone))
 
     def identify(self, presented: bytes | None) -> Caller | None:
         """The caller with this key, without trailing white space; None if there is none."""
@@ -200,7 +198,7 @@ class Keys:
             return NOBODY_ASKED
         if len(proof) != _PROOF_BYTES:
             return None
-        account = self._by_proof_key.get(proof[:32])
+        account = self._by_proof_key.get(proof[:32].hex())
         if account is None:
             return None
         try:
@@ -234,10 +232,10 @@ class Keys:
         if not entry.scopes & needed:
             account.forbidden += 1
             has, wants = ", ".join(sorted(entry.scopes)), " or ".join(sorted(needed))
-            raise Forbidden(f"the key {entry.name!r} may {has}; this needs a key that may {wants}")
+            raise Forbidden(f"the key {caller.name!r} may {has}; this needs a key that may {wants}")
         if entry.rate is not None and (wait_s := account.wait_s(entry.rate, self._clock())) > 0.0:
             account.limited += 1
-            raise RateExceeded(f"the key {entry.name!r} has used up its {entry.rate:g} requests a second", wait_s)
+            raise RateExceeded(f"the key {caller.name!r} has used up its {entry.rate:g} requests a second", wait_s)
         account.accepted += 1
 
     def authorize(self, authorization: str | None, needed: Scopes) -> Caller:
@@ -273,7 +271,7 @@ class Keys:
             return found
         found[UNKNOWN, "unauthorized"] = self._unknown
         for account in self._by_digest.values():
-            name = account.entry.name
+            name = account.caller.name
             found[name, "accepted"] = account.accepted
             found[name, "forbidden"] = account.forbidden
             found[name, "rate_limited"] = account.limited

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -28,15 +27,13 @@ _State: TypeAlias = tuple[tuple[int, ...], ...]
 """Per file: device, inode, size and times of change; empty for a missing file."""
 
 
-@dataclass
 class _WatchedFiles:
-    title: str
-    files: tuple[Path, ...]
-    reload: Callable[[], None]
-    loaded: _State
-    """State of the files when they were last read."""
-    seen: _State | None = None
-    """State at the last check, if it differs from `loaded`."""
+    def __init__(self, title: str, files: Sequence[Path], reload: Callable[[], None]) -> None:
+        self.title, self.files, self.reload = title, tuple(files), reload
+        self.loaded = _state(files)
+        """State of the files when they were last read."""
+        self.seen: _State | None = None
+        """State at the last check, if it differs from `loaded`."""
 
     def read(self, state: _State) -> None:
         self.loaded, self.seen = state, None
@@ -64,13 +61,13 @@ class FileWatcher:
             made.add("keys", [keys.file], keys.reload)
         for one in certificates:
             if one is not None:
-                made.add(one.files.title, one.files.paths, one.reload)
+                made.add(one.title, one.paths, one.reload)
         return made
 
     def add(self, title: str, files: Sequence[Path], reload: Callable[[], None]) -> None:
         """Watch files that have just been read. `reload` reads them again, or raises `ConfigError`."""
         if files:
-            self._watched.append(_WatchedFiles(title, tuple(files), reload, _state(files)))
+            self._watched.append(_WatchedFiles(title, files, reload))
 
     def start(self) -> None:
         """Begin to watch."""

@@ -12,7 +12,6 @@ import datetime
 import logging
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import TlsState
-from hawkvision.core.settings.access import MinimumVersion
+from hawkvision.core.settings.access import AccessSettings, EscalationSettings, MinimumVersion
 
 log = logging.getLogger("hawkvision.tls")
 
@@ -34,51 +33,53 @@ _VERSIONS: Final[dict[MinimumVersion, ssl.TLSVersion]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files of one end of TLS. `where` is the prefix of their settings, such as `edge.tls_`."""
-
-    where: str
-    certificate: Path | None = None
-    """The certificate chain, leaf first."""
-    key: Path | None = None
-    """The private key of the leaf, unencrypted."""
-    authorities: Path | None = None
-    """The authorities for the other end's certificate. None: a server requires no certificate, a caller uses the
-    system's authorities."""
-    minimum: MinimumVersion = "1.2"
-    authorities_name: str = "client_ca"
-    """The end of the name of the setting for `authorities`."""
-
-    @property
-    def title(self) -> str:
-        """A name for logs."""
-        return f"{self.where}certificate" if self.certificate else f"{self.where}{self.authorities_name}"
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """The files that are set."""
-        return tuple(path for path in (self.certificate, self.key, self.authorities) if path is not None)
-
-
 class Certificates:
-    """The files of one end of TLS, and the context from their last valid contents."""
+    """The PEM files of one end of TLS, and the context from their last valid contents."""
 
-    def __init__(self, files: TlsFiles, *, server: bool) -> None:
+    def __init__(
+        self,
+        where: str,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        authorities: Path | None = None,
+        *,
+        server: bool,
+        minimum: MinimumVersion = "1.2",
+    ) -> None:
         """Read the files.
+
+        Args:
+            where: prefix of their settings, such as `edge.tls_`.
+            certificate: the certificate chain, leaf first.
+            key: the private key of the leaf, unencrypted.
+            authorities: for the other end's certificate. None: a server requires no certificate, a caller uses the
+                system's authorities.
+            server: which end this is.
+            minimum: the oldest version of TLS.
 
         Raises:
             ConfigError: if they cannot be used; names setting and file.
         """
-        self.files = files
-        self._server = server
+        self._where, self._certificate, self._key, self._authorities = where, certificate, key, authorities
+        self._authorities_setting = f"{where}{'client_ca' if server else 'ca'}"
+        self._minimum, self._server = minimum, server
         self.handshakes_failed = 0
-        self.expires = None if files.certificate is None else _expiry(self._leaf())
+        self.expires = None if certificate is None else _expiry(self._leaf())
         """When the certificate expires; None without one."""
         self.context = self._made()
         """The context of the next handshake."""
         if self.expires is not None and self.expires <= _now():
-            log.warning("%scertificate: %s has expired on %s", files.where, files.certificate, _day(self.expires))
+            log.warning("%scertificate: %s has expired on %s", where, certificate, _day(self.expires))
+
+    @property
+    def title(self) -> str:
+        """A name for logs."""
+        return f"{self._where}certificate" if self._certificate else self._authorities_setting
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that are set."""
+        return tuple(path for path in (self._certificate, self._key, self._authorities) if path is not None)
 
     def reload(self) -> None:
         """Read the files again, for new handshakes.
@@ -87,15 +88,15 @@ class Certificates:
             ConfigError: if they cannot be used, or the new certificate has expired and the old one has not. The old
                 context then stays.
         """
-        expires = None if self.files.certificate is None else _expiry(self._leaf())
+        expires = None if self._certificate is None else _expiry(self._leaf())
         context = self._made()
         if expires is not None and self.expires is not None and expires <= _now() < self.expires:
             raise ConfigError(
-                f"{self.files.where}certificate: {self.files.certificate} has expired on {_day(expires)}, "
+                f"{self._where}certificate: {self._certificate} has expired on {_day(expires)}, "
                 f"and the one in use is good until {_day(self.expires)}"
             )
         self.context, self.expires = context, expires
-        log.info("%s: read again%s", self.files.title, "" if expires is None else f", good until {_day(expires)}")
+        log.info("%s: read again%s", self.title, "" if expires is None else f", good until {_day(expires)}")
 
     def state(self) -> TlsState:
         """The state for metrics."""
@@ -109,47 +110,45 @@ class Certificates:
 
     def _leaf(self) -> x509.Certificate:
         """The leaf certificate, after checking that the key belongs to it."""
-        files = self.files
-        if files.certificate is None or files.key is None:
-            raise ConfigError(f"{files.where}certificate and {files.where}key belong together: both or neither")
-        chain = _certificates(files.certificate, f"{files.where}certificate")
-        text = _read(files.key, f"{files.where}key")
+        if self._certificate is None or self._key is None:
+            raise ConfigError(f"{self._where}certificate and {self._where}key belong together: both or neither")
+        chain = _certificates(self._certificate, f"{self._where}certificate")
+        text = _read(self._key, f"{self._where}key")
         try:
             key = serialization.load_pem_private_key(text, None)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             why = "it is encrypted" if isinstance(error, TypeError) else str(error)
             raise ConfigError(
-                f"{files.where}key: {files.key}: expected an unencrypted PEM private key: {why}"
+                f"{self._where}key: {self._key}: expected an unencrypted PEM private key: {why}"
             ) from None
         if key.public_key() != chain[0].public_key():
-            raise ConfigError(f"{files.where}key: {files.key} is not the key of the certificate in {files.certificate}")
+            raise ConfigError(f"{self._where}key: {self._key} is not the key of the certificate in {self._certificate}")
         return chain[0]
 
     def _made(self) -> ssl.SSLContext:
-        files = self.files
         context = ServerContext(ssl.PROTOCOL_TLS_SERVER) if self._server else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if isinstance(context, ServerContext):
             context.begun = []
-        context.minimum_version = _VERSIONS[files.minimum]
+        context.minimum_version = _VERSIONS[self._minimum]
         context.set_alpn_protocols(["http/1.1"])
         # Renegotiation lets a caller waste the server's time; TLS 1.3 removed it.
         context.options |= ssl.OP_NO_RENEGOTIATION
-        setting = f"{files.where}{files.authorities_name}"
-        if files.authorities is not None:
-            _certificates(files.authorities, setting)
+        setting = self._authorities_setting
+        if self._authorities is not None:
+            _certificates(self._authorities, setting)
         try:
-            if files.certificate is not None:
-                context.load_cert_chain(files.certificate, files.key)
+            if self._certificate is not None:
+                context.load_cert_chain(self._certificate, self._key)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{files.where}certificate: {files.certificate}: {error}") from None
+            raise ConfigError(f"{self._where}certificate: {self._certificate}: {error}") from None
         try:
-            if files.authorities is not None:
-                context.load_verify_locations(files.authorities)
+            if self._authorities is not None:
+                context.load_verify_locations(self._authorities)
             elif not self._server:
                 context.load_default_certs()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{setting}: {files.authorities}: {error}") from None
-        if self._server and files.authorities is not None:
+            raise ConfigError(f"{setting}: {self._authorities}: {error}") from None
+        if self._server and self._authorities is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -166,8 +165,32 @@ def caller_context(
         raise ConfigError("certificate_key: missing certificate, to which it belongs")
     own = None if certificate is None else Path(certificate)
     key = own if certificate_key is None else Path(certificate_key)
-    files = TlsFiles("", own, key, None if ca is None else Path(ca), authorities_name="ca")
-    return Certificates(files, server=False).context
+    return Certificates("", own, key, None if ca is None else Path(ca), server=False).context
+
+
+def server_certificates(settings: AccessSettings, section: str) -> Certificates | None:
+    """The certificate of a server that speaks TLS; None of one that does not.
+
+    Raises:
+        ConfigError: if its files cannot be used.
+    """
+    certificate, key, authorities = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    if certificate is None:
+        return None
+    where, minimum = f"{section}.tls_", settings.tls_minimum_version
+    return Certificates(where, certificate, key, authorities, server=True, minimum=minimum)
+
+
+def datacenter_certificates(settings: EscalationSettings) -> Certificates | None:
+    """Whom an edge node trusts to be its datacenter, and who it says it is; None where the system's trust will do.
+
+    Raises:
+        ConfigError: if its files cannot be used.
+    """
+    certificate, key, authorities = settings.datacenter_certificate, settings.datacenter_key, settings.datacenter_ca
+    if authorities is None and certificate is None:
+        return None
+    return Certificates("edge.datacenter_", certificate, key, authorities, server=False)
 
 
 class _Renewing(ssl.SSLContext):

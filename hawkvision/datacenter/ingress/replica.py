@@ -32,7 +32,7 @@ from hawkvision.datacenter.servers.http_server import make_http_server, max_in_f
 from hawkvision.datacenter.servers.served_task import TaskState
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure
 from hawkvision.servers.reload import FileWatcher
-from hawkvision.servers.tls_from_settings import server_certificates
+from hawkvision.servers.tls import server_certificates
 
 log = logging.getLogger("hawkvision.datacenter")
 

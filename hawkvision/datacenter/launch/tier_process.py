@@ -20,7 +20,7 @@ from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.launch.child import ABANDON_S, LOST, RAY_DIED, READY
 from hawkvision.datacenter.servers.http_server import make_http_server
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, check_models, load_catalogs
-from hawkvision.servers.tls_from_settings import server_certificates
+from hawkvision.servers.tls import server_certificates
 from hawkvision.system.child_server import adopt_orphans
 from hawkvision.system.log_relay import relaying
 

@@ -23,7 +23,7 @@ from hawkvision.servers.bodies import Bodies, Body, CallerGone, UploadPace
 from hawkvision.servers.connections import Limits
 from hawkvision.servers.handshake import behind_tls
 from hawkvision.servers.protocol import bounded
-from hawkvision.servers.tls import Certificates, TlsFiles
+from hawkvision.servers.tls import Certificates
 
 PER_ADDRESS = 8
 LIMITS = Limits(connections=64, per_address=PER_ADDRESS, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=0.5)
@@ -69,7 +69,7 @@ PROTOCOL = bounded(LIMITS)
 TLS = __name__ == "__main__" and len(sys.argv) == 4
 if TLS:
     CERTIFICATE, KEY = map(Path, sys.argv[2:])
-    PROTOCOL = behind_tls(PROTOCOL, Certificates(TlsFiles("tls_", CERTIFICATE, KEY), server=True))
+    PROTOCOL = behind_tls(PROTOCOL, Certificates("tls_", CERTIFICATE, KEY, server=True))
 SERVER = uvicorn.Server(
     uvicorn.Config(app, http=PROTOCOL, ws="none", lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
 )

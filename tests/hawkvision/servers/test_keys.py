@@ -81,7 +81,7 @@ def test_the_file_holds_hashes_and_no_key(path: Path) -> None:
 def test_what_was_added_is_read_again_and_what_was_removed_is_not(path: Path) -> None:
     keys = {name: add_key(path, name, [Scope.OPERATE]) for name in ("b", "a", "c")}
     remove_key(path, "b")
-    assert read_keys(path) == tuple(entry_of(keys[name], name, [Scope.OPERATE]) for name in "ac")
+    assert read_keys(path) == {name: entry_of(keys[name], [Scope.OPERATE]) for name in "ac"}
 
 
 def test_mode_and_owner_of_the_file_stay(path: Path) -> None:
@@ -101,7 +101,7 @@ def test_keys_added_at_once_are_all_there(path: Path) -> None:
     program += "add_key(Path(sys.argv[1]), sys.argv[2], [Scope.INFER])"
     running = [subprocess.Popen([sys.executable, "-c", program, str(path), f"k{n}"]) for n in range(4)]
     assert [one.wait() for one in running] == [0] * 4
-    assert [entry.name for entry in read_keys(path)] == ["k0", "k1", "k2", "k3"]
+    assert list(read_keys(path)) == ["k0", "k1", "k2", "k3"]
 
 
 def test_a_link_to_the_file_stays_one(path: Path, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_no_file_makes_anything_but_keys_or_a_clear_error(
     path = tmp_path_factory.mktemp("keys") / "keys.toml"
     path.write_bytes(text)
     with contextlib.suppress(ConfigError):
-        assert all(isinstance(entry, KeyEntry) for entry in read_keys(path))
+        assert all(isinstance(entry, KeyEntry) for entry in read_keys(path).values())
 
 
 # ----------------------------------------------------------------------------------------------- identifying
@@ -362,12 +362,12 @@ def test_a_proof_identifies_its_caller_on_its_own_connection_only(path: Path) ->
 def test_the_file_does_not_help_to_make_a_proof(path: Path) -> None:
     key = add_key(path, "camera", [Scope.INFER])
     keys = Keys(keys_file=path)
-    (entry,) = read_keys(path)
-    for guess in (entry.digest.hex(), entry.proof_key.hex(), "another-key-of-its-own"):
+    (entry,) = read_keys(path).values()
+    for guess in (entry.sha256, entry.proof_key, "another-key-of-its-own"):
         made = prove(guess, EXPORTER)
         assert keys.by_proof(made, EXPORTER) is None
-        assert keys.by_proof(entry.proof_key + made[32:], EXPORTER) is None
-    assert prove(key, EXPORTER)[:32] == entry.proof_key
+        assert keys.by_proof(bytes.fromhex(entry.proof_key) + made[32:], EXPORTER) is None
+    assert prove(key, EXPORTER)[:32] == bytes.fromhex(entry.proof_key)
 
 
 @given(st.binary(max_size=120))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, NotReady, ServiceError
-from hawkvision.servers.tls import Certificates, TlsFiles
+from hawkvision.servers.tls import Certificates
 from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority, Pair, replace
 from tests.fuzz.examples import SHARED_FIXTURE, examples
@@ -243,7 +243,7 @@ BROKEN = {
 def test_what_is_wrong_with_a_pair_is_said_with_its_setting(authority: Authority, tmp_path: Path, how: str) -> None:
     wrong = broken(authority, tmp_path, how)
     with pytest.raises(ConfigError, match=BROKEN[how]):
-        Certificates(TlsFiles("edge.tls_", wrong.certificate, wrong.key), server=True)
+        Certificates("edge.tls_", wrong.certificate, wrong.key, server=True)
 
 
 def test_a_node_with_a_broken_pair_does_not_start(authority: Authority, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_caller_renews_its_trust_too(authority: Authority, tmp_path: Path) -> 
     other = Authority(tmp_path, "another authority")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(other.path.read_bytes())
-    certificates = Certificates(TlsFiles("edge.datacenter_", authorities=trusted, authorities_name="ca"), server=False)
+    certificates = Certificates("edge.datacenter_", authorities=trusted, server=False)
     context = certificates.renewing()
     server = authority.server(authority.certify("peer"))
 
