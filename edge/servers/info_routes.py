@@ -17,7 +17,6 @@ from starlette.staticfiles import StaticFiles
 
 from edge.servers import openapi
 from edge.servers.oip import routes as oip_routes
-from edge.servers.oip.extensions import extension_routes
 from edge.servers.shared.frontend import Frontend, internal_error
 from edge.servers.shared.http_messages import error_headers
 from edge.servers.shared.request_fields import read_task
@@ -63,8 +62,7 @@ def pages(frontend: Frontend) -> Starlette:
         routes=[
             Route("/healthz", _healthz, methods=get),
             Route("/readyz", readyz, methods=get),
-            *extension_routes(frontend),  # first: `/v2/models/stats` is no task
-            *oip_routes.routes(ready_tasks),
+            *oip_routes.routes(frontend),
             Route("/v1/tasks", tasks, methods=get),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),

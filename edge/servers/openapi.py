@@ -13,8 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from edge.servers import deepstack
-from edge.servers.oip.decoding import PREDICTION, InferHead
-from edge.servers.oip.images import INPUT, MAX_IMAGES
+from edge.servers.oip.decoding import INPUT, MAX_IMAGES, PREDICTION, InferHead
 from edge.servers.shared.request_fields import FIELDS
 from edge.serving.targets_listing import Targets
 from edge.serving.tasks import Tasks

@@ -8,8 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from edge.servers.oip.decoding import PREDICTION, InferRequest, Output, outputs_of
-from edge.servers.oip.images import INPUT, LENGTH
+from edge.servers.oip.decoding import INPUT, LENGTH, PREDICTION, InferRequest, Output, outputs_of
 from hawkvision import __version__
 from hawkvision.core.types import AccuracyStatus, Answer, target_fields
 from hawkvision.tasks.kind import TaskKind, WireTensor

@@ -19,14 +19,15 @@ from starlette.types import Scope
 
 from edge.inference.admission import Turns
 from edge.servers.oip import decoding, encoding
-from edge.servers.oip.images import INPUT
+from edge.servers.oip.decoding import INPUT
 from edge.servers.shared.content_encoding import read_body
+from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.http_messages import Answered, header
 from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from edge.serving.request import ImageRequest
 from edge.serving.tasks import ServedTasks
-from hawkvision.core.errors import BadImage, NotFound, TooLarge, UnsupportedMedia
+from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Answer
 from hawkvision.imaging.decoding_cost import DecodingCost
@@ -34,6 +35,10 @@ from hawkvision.servers.bodies import Body
 from hawkvision.tasks.kind import TaskKind
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_NOTHING: Final = {"count": 0, "ns": 0}
+_LOADED_AT_START: Final = (
+    "this node loads its models when it starts; set edge.tasks and edge.task_settings, and start it again"
+)
 JSON_ON_LOOP_BYTES: Final = 64 * 1024
 """JSON of a request that is parsed on the event loop; more is parsed in a thread."""
 
@@ -171,44 +176,114 @@ def _numbered(number: int) -> Iterator[None]:
         raise type(error)(f"{INPUT}[{number}]: {error.message}") from None
 
 
-def routes(ready_tasks: Callable[[], ServedTasks]) -> list[BaseRoute]:
-    """The routes of health, metadata and configuration."""
-
-    def reply(value: object) -> Response:
-        return Response(msgspec.json.encode(value), media_type="application/json")
+def routes(frontend: Frontend) -> list[BaseRoute]:
+    """The routes of health, metadata and configuration, and of Triton's extensions for statistics and models."""
 
     async def live(_: Request) -> Response:
-        return reply({"live": True})
+        return _json({"live": True})
 
     async def ready(_: Request) -> Response:
-        ready_tasks()
-        return reply({"ready": True})
+        frontend.ready_tasks()
+        return _json({"ready": True})
 
     async def server(_: Request) -> Response:
-        return reply(encoding.server_metadata())
+        return _json(encoding.server_metadata())
 
     async def model(request: Request) -> Response:
-        return reply(encoding.model_metadata(*described(request)))
+        return _json(encoding.model_metadata(*described(request)))
 
     async def config(request: Request) -> Response:
-        return reply(encoding.model_config(*described(request)))
+        return _json(encoding.model_config(*described(request)))
 
     async def model_ready(request: Request) -> Response:
-        return reply({"name": described(request)[0], "ready": True})
+        return _json({"name": described(request)[0], "ready": True})
+
+    async def statistics(request: Request) -> Response:
+        return _json({"model_stats": [_statistics(frontend, described(request)[0])]})
+
+    async def all_statistics(_: Request) -> Response:
+        return _json({"model_stats": [_statistics(frontend, node.task) for node in frontend.ready_tasks().nodes]})
 
     def described(request: Request) -> tuple[str, type[TaskKind[Any]]]:
-        node = known(ready_tasks(), request.path_params["task"], request.path_params.get("version"))
+        node = known(frontend.ready_tasks(), request.path_params["task"], request.path_params.get("version"))
         return node.task, type(node.kind)
 
-    get = ["GET"]
-    of_model = {"": model, "/config": config, "/ready": model_ready}
+    async def index(_: Request) -> Response:
+        tasks, version = frontend.ready_tasks(), encoding.MODEL_VERSION
+        ready = [{"name": node.task, "version": version, "state": "READY", "reason": ""} for node in tasks.nodes]
+        failed = [
+            {"name": each.task, "version": version, "state": "UNAVAILABLE", "reason": each.reason}
+            for each in tasks.failures
+        ]
+        return _json(ready + failed)
+
+    async def load(request: Request) -> Response:
+        task, headers = request.path_params["task"], request.headers
+        if task not in [node.task for node in frontend.ready_tasks().nodes]:
+            raise BadField(f"cannot load {task[:100]!r}: {_LOADED_AT_START}")
+        if "transfer-encoding" in headers or headers.get("content-length", "0") not in ("0", "2"):  # nothing, or {}
+            raise BadField(f"cannot load {task!r} with parameters: {_LOADED_AT_START}")
+        return _json({})  # it is loaded already
+
+    async def unload(request: Request) -> Response:
+        task, names = request.path_params["task"], frontend.ready_tasks().names
+        if task not in names:
+            raise BadField(f"cannot unload {task[:100]!r}: this node serves {', '.join(map(repr, names))}")
+        raise BadField(f"cannot unload {task!r}: a node serves its tasks until it is stopped")
+
+    get, post = ["GET"], ["POST"]
+    of_model = {"": model, "/config": config, "/ready": model_ready, "/stats": statistics}
     return [
         Route("/v2/health/live", live, methods=get),
         Route("/v2/health/ready", ready, methods=get),
         Route("/v2", server, methods=get),
+        Route("/v2/models/stats", all_statistics, methods=get),  # first: `stats` is no task
         *(
             Route(f"/v2/models/{{task}}{version}{tail}", endpoint, methods=get)
             for version in ("", "/versions/{version}")
             for tail, endpoint in of_model.items()
         ),
+        Route("/v2/repository/index", index, methods=post),
+        Route("/v2/repository/models/{task}/load", load, methods=post),
+        Route("/v2/repository/models/{task}/unload", unload, methods=post),
     ]
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _statistics(frontend: Frontend, task: str) -> dict[str, Any]:
+    """The counts since the node started, as an entry of `model_stats`.
+
+    Failures have a number but no time, and the time of decoding is in no part.
+    """
+    metrics = frontend.metrics
+    return {
+        "name": task,
+        "version": encoding.MODEL_VERSION,
+        "last_inference": frontend.last_answer_ms(task),
+        "inference_count": int(_total(metrics.duration, "_count", task)),
+        "execution_count": int(_total(metrics.inference_duration, "_count", task)),
+        "inference_stats": {
+            "success": _duration(metrics.duration, task),
+            "fail": {"count": int(_total(metrics.requests, "_total", task, but="200")), "ns": 0},
+            "queue": _duration(metrics.queue_duration, task),
+            "compute_input": _NOTHING,
+            "compute_infer": _duration(metrics.inference_duration, task),
+            "compute_output": _NOTHING,
+            "cache_hit": _NOTHING,
+            "cache_miss": _NOTHING,
+        },
+        "batch_stats": [],
+    }
+
+
+def _duration(histogram: Any, task: str) -> dict[str, int]:
+    return {"count": int(_total(histogram, "_count", task)), "ns": round(_total(histogram, "_sum", task) * 1e9)}
+
+
+def _total(metric: Any, ending: str, task: str, but: str | None = None) -> float:
+    """Sum of a task's samples of a metric whose names end so, without those of the status code `but`."""
+    samples = [s for family in metric.collect() for s in family.samples if s.labels["task"] == task]
+    return float(sum(s.value for s in samples if s.name.endswith(ending) and (but is None or s.labels["code"] != but)))

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.servers.oip.decoding import MAX_JSON_VALUES, InferRequest, parse_infer
+from edge.servers.oip.decoding import MAX_IMAGES, MAX_JSON_VALUES, InferRequest, parse_infer
 from edge.servers.oip.encoding import encode_answers
-from edge.servers.oip.images import MAX_IMAGES
 from edge.servers.shared.request_fields import FIELDS
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import (

@@ -313,25 +313,8 @@ def test_tritonclient_finds_the_repository_and_what_is_loaded_stays(triton: Any)
     assert triton.is_model_ready("imagenet")
 
 
-def test_tritonclient_reads_settings_and_may_not_change_them(triton: Any) -> None:
-    refused = peers("tritonclient.utils").InferenceServerException
-    assert triton.get_log_settings()["log_error"] is True
-    assert triton.get_trace_settings()["trace_level"] == ["OFF"]
-    assert triton.get_trace_settings("imagenet")["trace_level"] == ["OFF"]
-    for change in (triton.update_log_settings, triton.update_trace_settings):
-        with pytest.raises(refused, match="set when the node starts"):
-            change(settings={})
-
-
 def test_tritonclient_is_told_that_there_is_no_shared_memory(triton: Any) -> None:
     refused = peers("tritonclient.utils").InferenceServerException
-    assert triton.get_system_shared_memory_status() == triton.get_cuda_shared_memory_status() == []
-    triton.unregister_system_shared_memory()
-    triton.unregister_cuda_shared_memory()
-    with pytest.raises(refused, match="no shared memory region 'r'"):
-        triton.get_system_shared_memory_status("r")
-    with pytest.raises(refused, match="shares no memory with its callers"):
-        triton.register_system_shared_memory("r", "/r", 100)
     tensor = peers().InferInput("image", [1, 1], "BYTES")
     tensor.set_shared_memory("r", 100)
     with pytest.raises(refused, match="shares no memory with its callers"):
