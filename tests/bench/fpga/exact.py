@@ -1,4 +1,4 @@
-"""Compares the simulated RTL with the integer reference, logit by logit.
+"""Compares the simulated RTL, and the compiled kernel, with the integer reference, logit by logit.
 
     python -m tests.bench.fpga.exact --task fashion_mnist --data /usr/share/datasets/fashion-mnist
 
@@ -26,6 +26,7 @@ from rich.table import Table
 from fpga.compiler.devices import device
 from fpga.compiler.folding import Folding, check_folding, interval, parse_folding
 from fpga.compiler.folding_search import fastest
+from fpga.simulation.integer_kernel import IntegerKernel
 from fpga.simulation.rtl_simulation import Simulation, Stalls
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.types import Pixels
@@ -109,7 +110,7 @@ def load(task: str, variant: str, data: Path, most: int) -> tuple[Pixels, int]:
 
 
 def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> list[Part]:
-    """Stream all images, a third in each way."""
+    """Stream all images through the RTL, a third in each way, and compute all of them with the kernel."""
     simulation = Simulation(graph, folding)
     rng = np.random.default_rng(0)
     ways = [
@@ -131,7 +132,10 @@ def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> list[Part]
                 spent.append((run.last_out[-1] - run.last_out[3]) / (len(batch) - 4))
         measured = float(np.mean(spent)) if stalls is None and spent else None
         parts.append(Part(name, len(share), len(share) * graph.classes, differing, measured))
-    return parts
+    differing = int(
+        (IntegerKernel(graph).logits(images) != reference.logits(graph, reference.planes(graph, images))).sum()
+    )
+    return [*parts, Part("compiled kernel", len(images), len(images) * graph.classes, differing, None)]
 
 
 def missed(parts: Sequence[Part], estimate: int) -> list[str]:

@@ -1,1 +1,0 @@
-"""Circuits whose current was measured and published, written anew for `tests.bench.fpga.power_calibration`."""
