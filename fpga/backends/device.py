@@ -5,25 +5,22 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.backends.base import FpgaBackend
-from fpga.backends.metrics import CycleBasis, TimeBasis
-from fpga.device.device_client import DeviceConnection, PendingImage, Piece
+from fpga.backends.base import CycleBasis, FpgaBackend, TimeBasis
+from fpga.device.device_client import DeviceConnection, PendingImage
 from fpga.device.frame_transport import open_link
-from fpga.device.host_session import MAX_ATTEMPTS, HostSession, ImageAnswered
-from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
+from fpga.device.host_session import MAX_ATTEMPTS, HostSession
+from fpga.reports.build_report import UNKNOWN_DESIGN, DesignInfo
 from hawkvision.core.errors import BackendError, BackendUnavailable
-from hawkvision.core.types import Logits, Pixels
+from hawkvision.core.types import Pixels
 from hawkvision.inference.backends.interface import check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.integer.reference import Mask
 
 log = logging.getLogger("hawkvision.fpga")
 
@@ -86,66 +83,33 @@ class DeviceBackend(FpgaBackend):
             super().close()
             self._connection.close()
 
-    def infer_pieces(self, pieces: Iterable[Piece]) -> Logits:
-        """Logits (classes,) of one image that arrives in pieces; each piece is sent when the iterator yields it.
-
-        Pixels that are left when the iterator ends count as not arrived.
-
-        Raises:
-            BackendUnavailable: if the device does not answer, or too many images wait.
-            BackendError: as `infer`, and if there are more pixels than the image has.
-        """
-        check_open(self.name, self._closed)
-        connection, image = self._connected(), PendingImage()
-        left = area = self._shape[0] * self._shape[1]
-        try:
-            for pixels, mask in pieces:
-                left -= len(pixels)
-                if left < 0:
-                    raise BackendError(f"fpga-device: {-left} pixels more than an image's {area}")
-                # Copied, because the caller may reuse its memory before the piece is sent, or sent again.
-                image.pieces.append((pixels.copy(), None if mask is None else mask.copy()))
-                connection.submit(image)
-            if left > 0:
-                channels = self.graph.input.channels
-                image.pieces.append((np.zeros((left, channels), np.uint8), np.zeros(left, np.bool_)))
-                connection.submit(image)
-            answered = self._wait(image)
-        except BaseException:  # the caller's iterator may raise anything
-            connection.drop(image)
-            raise
-        return self._floats(answered.logits)
-
-    def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+    def _integers(self, batch: Pixels) -> NDArray[np.int32]:
         n, connection = len(batch), self._connected()
         rows = reference.planes(self.graph, batch).reshape(n, -1, self.graph.input.channels)
-        masks = None if mask is None else mask.reshape(n, -1).copy()
         # Copied, because the caller may reuse its memory when one image has failed and others are still being sent.
         rows = rows.copy() if np.shares_memory(rows, batch) else rows
         images: list[PendingImage] = []
         try:
-            for index in range(n):
-                image = PendingImage()
-                image.pieces.append((rows[index], None if masks is None else masks[index]))
-                connection.submit(image)
-                images.append(image)
-            return np.stack([self._wait(image).logits for image in images])
+            for pixels in rows:
+                images.append(PendingImage(pixels))
+                connection.submit(images[-1])
+            return np.stack([self._wait(image) for image in images])
         except BackendError:
             for image in images:
                 connection.drop(image)
             raise
 
-    def _wait(self, image: PendingImage) -> ImageAnswered:
-        reply = image.answer.result()  # the session bounds the attempts
-        answered, self.device = reply.answered, reply.device
+    def _wait(self, image: PendingImage) -> NDArray[np.int32]:
+        # The session bounds the attempts.
+        answered, round_trip_s, self.device = image.answer.result()
         cycles: dict[CycleBasis, int] = {}
-        seconds: dict[TimeBasis, float] = {"round_trip": reply.round_trip_s}
+        seconds: dict[TimeBasis, float] = {"round_trip": round_trip_s}
         if answered.cycles:
             cycles["modelled" if self.device.emulated else "reported"] = answered.cycles
             if self.device.emulated and self.device.clock_hz:
                 seconds["modelled"] = answered.cycles / self.device.clock_hz
         self._count(1, cycles, seconds)
-        return answered
+        return answered.logits
 
     def _open(self) -> DeviceConnection:
         link, session = open_link(self._address), HostSession(self.graph, secrets.randbits(32), self._attempts)

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.backends.base import FpgaBackend
-from fpga.backends.metrics import CycleBasis, FpgaCounts, TimeBasis
-from fpga.reports.design_info import UNKNOWN_DESIGN, DesignInfo
+from fpga.backends.base import CycleBasis, FpgaBackend, FpgaCounts, TimeBasis
+from fpga.reports.build_report import UNKNOWN_DESIGN, DesignInfo
 from fpga.simulation.integer_kernel import IntegerKernel, KernelKind
 from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.integer.reference import Mask
 
 
 class ReferenceBackend(FpgaBackend):
@@ -56,7 +54,7 @@ class ReferenceBackend(FpgaBackend):
         seconds = {basis: each * counts.images for basis, each in self._seconds_each.items()}
         return replace(counts, cycles=cycles, seconds=seconds)
 
-    def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
-        logits = self._kernel.logits(batch, mask)
+    def _integers(self, batch: Pixels) -> NDArray[np.int32]:
+        logits = self._kernel.logits(batch)
         self._count(len(batch))
         return logits

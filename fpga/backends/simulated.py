@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.backends.base import FpgaBackend
-from fpga.backends.metrics import TimeBasis
-from fpga.reports.design_info import DesignInfo
+from fpga.backends.base import FpgaBackend, TimeBasis
+from fpga.reports.build_report import DesignInfo
 from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.core.errors import CompileError
 from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
-from hawkvision.integer.reference import Mask
 
 
 class SimulatedBackend(FpgaBackend):
@@ -34,8 +32,8 @@ class SimulatedBackend(FpgaBackend):
             raise CompileError(f"{graph.name}: fpga-sim needs a folding")
         self._simulation = Simulation(graph, design.folding, cache)
 
-    def _integers(self, batch: Pixels, mask: Mask | None) -> NDArray[np.int32]:
-        run = self._simulation.run(reference.planes(self.graph, batch), mask)
+    def _integers(self, batch: Pixels) -> NDArray[np.int32]:
+        run = self._simulation.run(reference.planes(self.graph, batch))
         seconds: dict[TimeBasis, float] = {}
         if self._design.clock_hz is not None:
             seconds["simulated"] = run.cycles / self._design.clock_hz

@@ -1,6 +1,6 @@
 """A connection to a device: one thread that owns the link and the protocol session.
 
-Callers hand it images, whole or in pieces, and wait. `fpga.device.host_session` decides what is sent and when.
+Callers hand it images and wait. `fpga.device.host_session` decides what is sent and when.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fpga.device.frame_transport import DeviceLink
 from fpga.device.framing import DeviceWelcome
 from fpga.device.host_session import (
@@ -27,7 +24,6 @@ from fpga.device.host_session import (
     ImageAnswered,
     ImageFailed,
     Rows,
-    SessionOpened,
     SessionRefused,
 )
 from hawkvision.core.clock import MonotonicClock
@@ -35,30 +31,19 @@ from hawkvision.core.errors import BackendError, BackendUnavailable
 
 log = logging.getLogger("hawkvision.fpga")
 
-Piece: TypeAlias = tuple[Rows, NDArray[np.bool_] | None]
-"""Pixels (count, channels) in row order, and which of them arrived (count,); None: all."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceReply:
-    """A device's answer to one image."""
-
-    answered: ImageAnswered
-    round_trip_s: float
-    device: DeviceWelcome
-    """The device that answered; it may have been replaced since the connection was opened."""
+DeviceReply: TypeAlias = tuple[ImageAnswered, float, DeviceWelcome]
+"""A device's answer to an image, the round trip in seconds, and the device, which may have been replaced meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingImage:
     """An image that waits for its answer."""
 
-    pieces: deque[Piece] = field(default_factory=deque)
+    pixels: Rows
     answer: Future[DeviceReply] = field(default_factory=Future)
     sequence: int | None = None
     since: float = 0.0
-    """When it got its sequence number and its first pixels were sent."""
-    queued: bool = False
+    """When it was sent first."""
     dropped: bool = False
 
 
@@ -98,7 +83,7 @@ class DeviceConnection:
         return self._opened.result()  # the session bounds the number of greetings
 
     def submit(self, image: PendingImage) -> None:
-        """Send a new image, or new pieces of one.
+        """Send an image.
 
         Raises:
             BackendUnavailable: if the connection is broken, or too many images wait.
@@ -155,9 +140,8 @@ class DeviceConnection:
         self._take_updates()
         while self._waiting and session.room:
             image = self._waiting.popleft()
-            image.sequence, image.since = session.begin(now), now
+            image.sequence, image.since = session.begin(image.pixels, now), now
             self._sent[image.sequence] = image
-            self._add_pieces(image, now)
         for frame in session.take():
             self._link.send(frame)
         wake_at = session.wake_at
@@ -174,27 +158,12 @@ class DeviceConnection:
             self._handle(event, now)
 
     def _take_updates(self) -> None:
-        now = self._clock.now()
         for _ in range(len(self._updates)):
             image = self._updates.popleft()
             if image.dropped:
                 self._forget(image)
-            elif image.sequence is not None:
-                self._add_pieces(image, now)
-            elif not image.queued:
-                image.queued = True
+            else:
                 self._waiting.append(image)
-
-    def _add_pieces(self, image: PendingImage, now: float) -> None:
-        assert image.sequence is not None
-        while image.pieces:
-            pixels, mask = image.pieces.popleft()
-            try:
-                self._session.add(image.sequence, pixels, mask, now)
-            except BackendError as error:
-                self._forget(image)
-                _fail(image.answer, error)
-                return
 
     def _forget(self, image: PendingImage) -> None:
         if image.sequence is not None:
@@ -205,11 +174,11 @@ class DeviceConnection:
 
     def _handle(self, event: HostEvent, now: float) -> None:
         match event:
-            case SessionOpened(device):
-                kind = "an emulator, not hardware" if device.emulated else "a device"
-                log.info("fpga-device: %s answers, window %d", kind, device.window)
+            case DeviceWelcome():
+                kind = "an emulator, not hardware" if event.emulated else "a device"
+                log.info("fpga-device: %s answers, window %d", kind, event.window)
                 if not self._opened.done():
-                    self._opened.set_result(device)
+                    self._opened.set_result(event)
             case SessionRefused(why):
                 if self._opened.done():
                     log.warning("fpga-device: %s", why)
@@ -221,7 +190,7 @@ class DeviceConnection:
                 if image is not None:
                     answering = self._session.device
                     assert answering is not None, "a session answers while it is open"
-                    image.answer.set_result(DeviceReply(event, now - image.since, answering))
+                    image.answer.set_result((event, now - image.since, answering))
             case ImageFailed(sequence, why, transient):
                 image = self._sent.pop(sequence, None)
                 if image is not None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.device.device_protocol import MAX_WINDOW, SPAN, graph_digest
 from fpga.device.framing import (
+    MAX_WINDOW,
+    SPAN,
     DeviceFrame,
     DeviceRefusal,
     DeviceWelcome,
@@ -35,16 +36,22 @@ class DeviceImage:
     sequence: int
     pixels: NDArray[np.uint8]
     """(height, width, channels)"""
-    mask: NDArray[np.bool_]
-    """(height, width)"""
 
 
-@dataclass(slots=True)
 class _IncomingImage:
-    pixels: NDArray[np.uint8]
-    mask: NDArray[np.bool_]
-    seen: NDArray[np.bool_]
-    working: bool = False
+    """Pixels that have arrived, in row order."""
+
+    def __init__(self, area: int, channels: int) -> None:
+        self.pixels = np.zeros((area, channels), np.uint8)
+        self.seen = np.zeros(area, np.bool_)
+        self.working = False
+
+    def fill(self, run: PixelRun) -> None:
+        """Take a run. The first copy of a pixel counts; repetitions are equal."""
+        part = slice(run.start, run.start + len(run.pixels))
+        new = ~self.seen[part]
+        self.pixels[part][new] = run.pixels[new]
+        self.seen[part] = True
 
 
 class DeviceSession:
@@ -57,7 +64,7 @@ class DeviceSession:
 
     def __init__(self, graph: IntegerGraph, device: DeviceWelcome) -> None:
         assert 1 <= device.window <= MAX_WINDOW
-        self._model, self._device = graph_digest(graph), device
+        self._model, self._device = bytes.fromhex(graph.sha256), device
         self.session: int | None = None
         """The session in use."""
         self._oldest = 0
@@ -101,38 +108,28 @@ class DeviceSession:
         self._forget(sequence - run.behind)
         if sequence < self._oldest:
             return [], None
-        end = run.start + len(run.pixels)
-        if run.pixels.shape[1] != device.channels or end > device.height * device.width:
+        area = device.height * device.width
+        if run.pixels.shape[1] != device.channels or run.start + len(run.pixels) > area:
             return [self._trouble(frame, RefusalReason.MALFORMED, "pixels that are none of the image")], None
         image = self._images.get(sequence)
         if image is None:
             if len(self._images) >= device.window:
                 return [self._trouble(frame, RefusalReason.BUSY, f"the queue holds {device.window}")], None
-            image = self._images[sequence] = self._blank()
+            image = self._images[sequence] = _IncomingImage(area, device.channels)
         if image.working:
             return [], None
-        # The first copy of a pixel counts; repetitions are equal.
-        new = ~image.seen[run.start : end]
-        image.pixels[run.start : end][new] = run.pixels[new]
-        image.mask[run.start : end][new] = True if run.mask is None else run.mask[new]
-        image.seen[run.start : end] = True
+        image.fill(run)
         if not image.seen.all():
             return [], None
         image.working = True
         pixels = image.pixels.reshape(device.height, device.width, device.channels)
-        return [], DeviceImage(frame.session, sequence, pixels, image.mask.reshape(device.height, device.width))
+        return [], DeviceImage(frame.session, sequence, pixels)
 
     def _forget(self, oldest: int) -> None:
         """Forget images below that number, which the host no longer waits for."""
         self._oldest = max(self._oldest, oldest)
         for sequence in [each for each in self._images if each < self._oldest and not self._images[each].working]:
             del self._images[sequence]
-
-    def _blank(self) -> _IncomingImage:
-        area = self._device.height * self._device.width
-        return _IncomingImage(
-            np.zeros((area, self._device.channels), np.uint8), np.zeros(area, np.bool_), np.zeros(area, np.bool_)
-        )
 
     def _trouble(self, frame: DeviceFrame, reason: RefusalReason, text: str) -> bytes:
         return encode(DeviceFrame(frame.session, frame.sequence, ImageTrouble(reason, text)))

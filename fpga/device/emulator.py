@@ -19,11 +19,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from fpga.device.device_protocol import MAX_WINDOW
 from fpga.device.device_session import DeviceImage, DeviceSession
 from fpga.device.frame_transport import DeviceLink, SerialLink, UdpLink, open_link
-from fpga.device.framing import DeviceFrame, DeviceWelcome, encode
-from fpga.reports.design_info import DesignFiles, read_design
+from fpga.device.framing import MAX_WINDOW, DeviceFrame, DeviceWelcome, encode
+from fpga.reports.build_report import read_design
 from fpga.simulation.integer_kernel import IntegerKernel
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import HawkVisionError
@@ -85,7 +84,7 @@ class Emulator:
         answers = []
         while self._queue and self._done_at <= now:
             work = self._queue.popleft()
-            (logits,) = self._kernel.logits(work.pixels[None], work.mask[None])
+            (logits,) = self._kernel.logits(work.pixels[None])
             answer = self._session.finish(work, self._cycles, logits)
             if answer is not None:
                 answers.append(answer)
@@ -123,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: None)
     try:
         graph = graph_of(arguments.model)
-        design = read_design(graph, DesignFiles(arguments.report, arguments.folding, arguments.clock_mhz))
+        design = read_design(graph, arguments.report, arguments.folding, arguments.clock_mhz)
         cycles = design.interval(graph) or graph.multiplications
         clock_hz = round(design.clock_hz or DEFAULT_CLOCK_MHZ * 1e6)
         emulator = Emulator(graph, IntegerKernel(graph), cycles, clock_hz, arguments.window)

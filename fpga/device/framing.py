@@ -33,6 +33,10 @@ MAX_PAYLOAD: Final = MAX_FRAME - _HEAD.size - _CRC.size
 MAX_CLASSES: Final = (MAX_PAYLOAD - 4) // 4
 """The logits of an image fit into one frame."""
 MAX_TEXT: Final = 200
+SPAN: Final = 64
+"""Sequence numbers between the oldest unanswered image and the newest; a device keeps as many replies."""
+MAX_WINDOW: Final = SPAN - 1
+"""Images that a device holds at most."""
 
 
 class RefusalReason(IntEnum):
@@ -67,8 +71,6 @@ class PixelRun:
     """Index of the first pixel in the image."""
     pixels: NDArray[np.uint8]
     """(count, channels)"""
-    mask: NDArray[np.bool_] | None = None
-    """(count,): true where a pixel arrived; None: all."""
     behind: int = 0
 
 
@@ -133,10 +135,9 @@ _RUN: Final = struct.Struct("!IHBBB")
 _MODEL_BYTES: Final = 32
 
 
-def pixels_of_a_run(channels: int, masked: bool) -> int:
+def pixels_of_a_run(channels: int) -> int:
     """Pixels of these channels that fit into one frame."""
-    left = MAX_PAYLOAD - _RUN.size
-    return (left - 1) * 8 // (8 * channels + 1) if masked else left // channels
+    return (MAX_PAYLOAD - _RUN.size) // channels
 
 
 def encode(frame: DeviceFrame) -> bytes:
@@ -160,9 +161,8 @@ def _encode_message(message: FrameMessage) -> tuple[int, bytes]:
         match message:
             case HostHello(model):
                 return 1, model
-            case PixelRun(start, pixels, mask, behind):
-                head = _RUN.pack(start, len(pixels), pixels.shape[1], mask is not None, behind)
-                return 2, head + (b"" if mask is None else np.packbits(mask).tobytes()) + pixels.tobytes()
+            case PixelRun(start, pixels, behind):
+                return 2, _RUN.pack(start, *pixels.shape, 0, behind) + pixels.tobytes()
             case DeviceWelcome():
                 flags = int(message.emulated)
                 sizes = message.height, message.width, message.channels, message.classes, message.window
@@ -262,13 +262,7 @@ def _decode_message(kind: int, payload: bytes) -> FrameMessage | None:
 
 
 def _decode_run(payload: bytes) -> PixelRun | None:
-    start, count, channels, masked, behind = _RUN.unpack_from(payload)
-    mask_bytes = (count + 7) // 8 if masked else 0
-    at = _RUN.size + mask_bytes
-    if masked > 1 or not count or not channels or len(payload) != at + count * channels:
+    start, count, channels, reserved, behind = _RUN.unpack_from(payload)
+    if reserved or not count or not channels or len(payload) != _RUN.size + count * channels:
         return None
-    mask = None
-    if masked:
-        bits = np.frombuffer(payload, np.uint8, mask_bytes, _RUN.size)
-        mask = np.unpackbits(bits, count=count).astype(np.bool_)
-    return PixelRun(start, np.frombuffer(payload, np.uint8, offset=at).reshape(count, channels), mask, behind)
+    return PixelRun(start, np.frombuffer(payload, np.uint8, offset=_RUN.size).reshape(count, channels), behind)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.device.device_protocol import MAX_WINDOW, SPAN, graph_digest
 from fpga.device.framing import (
     MAX_CLASSES,
+    MAX_WINDOW,
+    SPAN,
     DeviceFrame,
     DeviceRefusal,
     DeviceWelcome,
@@ -38,17 +39,10 @@ WINDOWS: Final = 2
 MAX_ATTEMPTS: Final = 6
 """For a greeting or an image: 0.25 + 0.5 + … + 8 s; for a slow device at most 96 s (`MAX_PAUSE_S` each)."""
 MAX_PAUSE_S: Final = 16.0
-"""Between two pieces of an image, and between two attempts."""
+"""Between two attempts, for a slow device."""
 
 Rows: TypeAlias = NDArray[np.uint8]
 """(count, channels): pixels in row order."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOpened:
-    """The device is there and holds the right graph."""
-
-    device: DeviceWelcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +68,20 @@ class ImageFailed:
     sequence: int
     why: str
     for_now: bool = True
-    """Whether another attempt may succeed; False if the device or the caller spoilt this image."""
+    """Whether another attempt may succeed; False if the device cannot compute this image."""
 
 
-HostEvent = SessionOpened | SessionRefused | ImageAnswered | ImageFailed
+HostEvent = DeviceWelcome | SessionRefused | ImageAnswered | ImageFailed
+"""`DeviceWelcome`: the session is open, because the device is there and holds the right graph."""
 
 
 @dataclass(slots=True)
 class _OutgoingImage:
     """An image without an answer yet."""
 
-    runs: list[PixelRun] = field(default_factory=list)
-    pixels: int = 0
+    pixels: Rows
     due: float | None = None
-    """When to send it again, or to give it up if pixels are missing; None while there is no session."""
+    """When to send it again; None while there is no session."""
     attempts: int = 0
     """Number of times it was sent."""
 
@@ -106,8 +100,7 @@ class HostSession:
             raise BackendError(f"{graph.name}: {graph.classes} classes; a device answers at most {MAX_CLASSES}")
         self._no_answer = f"no answer after {attempts} attempts"
         self._input, self._classes = graph.input, graph.classes
-        self._area = graph.input.height * graph.input.width
-        self._model, self._session, self._attempts = graph_digest(graph), session, attempts
+        self._model, self._session, self._attempts = bytes.fromhex(graph.sha256), session, attempts
         self._out: deque[bytes] = deque()
         self._images: dict[int, _OutgoingImage] = {}
         self._next = 1
@@ -145,8 +138,8 @@ class HostSession:
             self._hellos = 0
             self._hello(now)
 
-    def begin(self, now: float) -> int:
-        """Begin an image; return its sequence number. Its pixels follow by `add`.
+    def begin(self, pixels: Rows, now: float) -> int:
+        """Send an image (height × width, channels); return its sequence number.
 
         Raises:
             BackendError: if there is no `room`.
@@ -155,44 +148,11 @@ class HostSession:
             raise BackendError("fpga-device: no room for another image")
         sequence = self._next
         self._next += 1
-        self._images[sequence] = image = _OutgoingImage()
+        self._images[sequence] = image = _OutgoingImage(pixels)
         if self.device is not None:
-            image.attempts = 1
-            self._arm(image, now)
+            self._send(sequence, image, now)
         self.open(now)
         return sequence
-
-    def add(self, sequence: int, pixels: Rows, mask: NDArray[np.bool_] | None, now: float) -> None:
-        """Send the next pixels (count, channels) of an image; `mask` (count,) is true where one arrived, None: all.
-
-        Pixels of an image that has failed meanwhile are ignored.
-
-        Raises:
-            BackendError: if there are too many pixels, or their shape or type is wrong.
-        """
-        image = self._images.get(sequence)
-        if image is None:
-            return
-        fits = pixels.ndim == 2 and pixels.shape[1] == self._input.channels and pixels.dtype == np.uint8
-        if not fits or image.pixels + len(pixels) > self._area:
-            raise BackendError(
-                f"fpga-device: {pixels.dtype} pixels of shape {pixels.shape} after {image.pixels} of {self._area} "
-                f"with {self._input.channels} channels"
-            )
-        if mask is not None and (mask.shape != pixels.shape[:1] or mask.dtype != np.bool_):
-            raise BackendError(
-                f"fpga-device: the mask is {mask.dtype} of shape {mask.shape}; expected bool of {pixels.shape[:1]}"
-            )
-        most = pixels_of_a_run(self._input.channels, mask is not None)
-        for start in range(0, len(pixels), most):
-            part = slice(start, start + most)
-            run = PixelRun(image.pixels + start, pixels[part], None if mask is None else mask[part])
-            image.runs.append(run)
-            if self.device is not None:
-                self._send(sequence, run)
-        image.pixels += len(pixels)
-        if self.device is not None:
-            self._arm(image, now)
 
     def drop(self, sequence: int) -> None:
         """Forget an image."""
@@ -209,8 +169,7 @@ class HostSession:
                 return self._refused(reason, model, text)
             case LogitsReply(cycles, logits):
                 image = self._images.get(frame.sequence)
-                asked = self.device is not None and image is not None and image.pixels == self._area
-                if not asked or len(logits) != self._classes:
+                if self.device is None or image is None or len(logits) != self._classes:
                     return []
                 del self._images[frame.sequence]
                 self._answered_at = now
@@ -232,13 +191,9 @@ class HostSession:
         for sequence, image in list(self._images.items()):
             if image.due is None or image.due > now:
                 continue
-            if image.pixels < self._area:
-                del self._images[sequence]
-                events.append(ImageFailed(sequence, f"no more of its pixels came within {MAX_PAUSE_S:g} s", False))
-                continue
             if image.attempts < self._attempts:
                 self.repeated += 1
-                self._resend(sequence, image, now)
+                self._send(sequence, image, now)
                 continue
             if self._answered_at < image.due - self._wait_s(self._attempts):
                 # No other image was answered since, so the others would only wait as long again.
@@ -264,20 +219,13 @@ class HostSession:
             slowest_s = min(MAX_PAUSE_S, WINDOWS * device.window * device.cycles / device.clock_hz)
         return max(slowest_s, FIRST_TIMEOUT_S * float(1 << (attempt - 1)))
 
-    def _send(self, sequence: int, run: PixelRun) -> None:
-        message = PixelRun(run.start, run.pixels, run.mask, sequence - self._oldest)
-        self._out.append(encode(DeviceFrame(self._session, sequence, message)))
-
-    def _resend(self, sequence: int, image: _OutgoingImage, now: float) -> None:
+    def _send(self, sequence: int, image: _OutgoingImage, now: float) -> None:
         image.attempts += 1
-        for run in image.runs:
-            self._send(sequence, run)
-        self._arm(image, now)
-
-    def _arm(self, image: _OutgoingImage, now: float) -> None:
-        """Expect a reply if the whole image has been sent, else its next pixels."""
-        whole = image.pixels == self._area
-        image.due = now + (self._wait_s(image.attempts) if whole else MAX_PAUSE_S)
+        most = pixels_of_a_run(self._input.channels)
+        for start in range(0, len(image.pixels), most):
+            run = PixelRun(start, image.pixels[start : start + most], sequence - self._oldest)
+            self._out.append(encode(DeviceFrame(self._session, sequence, run)))
+        image.due = now + self._wait_s(image.attempts)
 
     def _welcomed(self, device: DeviceWelcome, now: float) -> list[HostEvent]:
         if self.device is not None:
@@ -289,11 +237,11 @@ class HostSession:
             why = f"the device says {found} and a window of {device.window}; expected {expected} and 1..{MAX_WINDOW}"
             return [SessionRefused(why), *self._fail_all(why)]
         self.device = device
-        events: list[HostEvent] = [SessionOpened(device)]
+        events: list[HostEvent] = [device]
         for sequence, image in list(self._images.items()):
             # Counted here too, because a device that keeps losing its session lets no timer run out.
             if image.attempts < self._attempts:
-                self._resend(sequence, image, now)
+                self._send(sequence, image, now)
             else:
                 del self._images[sequence]
                 events.append(ImageFailed(sequence, self._no_answer))

@@ -10,28 +10,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from fpga.backends.base import FpgaBackend
+from fpga.backends.base import FpgaCollector, FpgaCounts
 from fpga.backends.device import DeviceBackend
-from fpga.backends.factory import FpgaKind, open_fpga
-from fpga.backends.metrics import FpgaCollector, FpgaCounts
 from fpga.backends.reference import ReferenceBackend
 from fpga.backends.simulated import SimulatedBackend
 from fpga.compiler.devices import Resources
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
-from fpga.offload.factory import open_offload
-from fpga.offload.plan_search import SchedulePoint, ShareSchedule
-from fpga.offload.runtime import OffloadBackend, OffloadSettings
-from fpga.reports.build_report import BuildReport, NetlistProof, SwitchingCounts
-from fpga.reports.design_info import DesignFiles, DesignInfo, read_design
+from fpga.node_backend import NodeBackendKind, open_node_backend
+from fpga.offload.model import ByRate
+from fpga.offload.runtime import OffloadBackend
+from fpga.reports.build_report import BuildReport, DesignInfo, NetlistProof, SwitchingCounts, read_design
 from fpga.reports.energy import EnergyEstimate, ImageEnergy
+from fpga.settings import FpgaSettings
 from hawkvision.core.clock import ManualClock, MonotonicClock
-from hawkvision.core.errors import BackendError, CompileError, ConfigError
+from hawkvision.core.errors import CompileError, ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
-from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images
 from tests.hawkvision.inference.backend_conformance import BackendConformance
+from tests.fpga.offload.offload_world import MODEL
+from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images
 from tests.hawkvision.integer.graphs import random_graph
 
 COLOUR = random_graph(side=24, planes=3)
@@ -56,20 +55,14 @@ class TestSimulatedBackend(BackendConformance):
         return lambda: SimulatedBackend(GRAPH, BUILD)
 
 
-@pytest.mark.parametrize("kind", ["fpga-ref", "fpga-sim", "fpga-device"])
-def test_all_give_the_reference_logits_whole_or_in_part(kind: FpgaKind, model: Path, udp: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["fpga-ref", "fpga-sim", "fpga-device", "fpga-offload"])
+def test_all_give_the_reference_logits(kind: NodeBackendKind, model: Path, udp: str, tmp_path: Path) -> None:
     folding = tmp_path / "folding.json"
     folding.write_bytes(format_folding(FOLDING))
-    files = DesignFiles(folding=folding, clock_mhz=50.0)
-    batch, mask = images(4), np.random.default_rng(1).random((4, 8, 8)) < 0.8
-    backend: FpgaBackend = open_fpga(kind, model, udp, files)
-    with contextlib.closing(backend):
-        grey = reference.planes(GRAPH, batch)
-        np.testing.assert_array_equal(backend.infer(batch)[LOGITS], expected(grey))
-        np.testing.assert_array_equal(backend.infer_masked(batch, mask), expected(reference.filled(GRAPH, grey, mask)))
-        assert backend.counts().images == 8
-        with pytest.raises(BackendError, match="the mask is"):
-            backend.infer_masked(batch, mask[:, 1:])
+    settings = FpgaSettings(device=udp, folding=folding, clock_mhz=50.0)
+    with contextlib.closing(open_node_backend(kind, model, settings, None, 1, MonotonicClock())) as backend:
+        batch = images(4)
+        np.testing.assert_array_equal(backend.infer(batch)[LOGITS], expected(reference.planes(GRAPH, batch)))
 
 
 def test_the_reference_counts_what_the_model_says() -> None:
@@ -104,13 +97,13 @@ def built(chip_uj: float) -> BuildReport:
 def test_a_report_says_folding_clock_and_energy_and_a_file_or_clock_overrides_it(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(msgspec.json.encode(built(chip_uj=1.0)))
-    assert read_design(GRAPH, DesignFiles(report=path)) == DesignInfo(FOLDING, 80e6, 1e-6)
-    assert read_design(GRAPH, DesignFiles(report=path, clock_mhz=60.0)) == DesignInfo(FOLDING, 60e6, 1e-6)
+    assert read_design(GRAPH, path) == DesignInfo(FOLDING, 80e6, 1e-6)
+    assert read_design(GRAPH, path, clock_mhz=60.0) == DesignInfo(FOLDING, 60e6, 1e-6)
     folding = tmp_path / "folding.json"
     folding.write_bytes(format_folding(FOLDING))
-    assert read_design(GRAPH, DesignFiles(report=path, folding=folding)) == DesignInfo(FOLDING, 80e6, None)
+    assert read_design(GRAPH, path, folding) == DesignInfo(FOLDING, 80e6, None)
     with pytest.raises(CompileError, match=r"it is about the graph"):
-        read_design(COLOUR, DesignFiles(report=path))
+        read_design(COLOUR, path)
 
 
 def test_metrics_tell_estimates_from_counts() -> None:
@@ -125,24 +118,20 @@ def test_metrics_tell_estimates_from_counts() -> None:
     assert "hawkvision_fpga_emulated 0.0" in page
 
 
-def test_compiled_code_lies_in_the_given_cache(model: Path, tmp_path: Path) -> None:
-    open_fpga("fpga-ref", model, cache=tmp_path).close()
-    assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
-
-
-def test_offload_compiles_into_the_given_cache_too(model: Path, udp: str, tmp_path: Path) -> None:
-    open_offload(model, udp, DesignFiles(), 0.05, 1, MonotonicClock(), tmp_path).close()
+@pytest.mark.parametrize("kind", ["fpga-ref", "fpga-offload"])
+def test_compiled_code_lies_in_the_given_cache(kind: NodeBackendKind, model: Path, udp: str, tmp_path: Path) -> None:
+    settings = FpgaSettings(device=None if kind == "fpga-ref" else udp)
+    open_node_backend(kind, model, settings, tmp_path, 1, MonotonicClock()).close()
     assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
 
 
 def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> None:
-    everything = OffloadSettings(ShareSchedule((SchedulePoint(1.0, 1.0, 0.0, 0.0),)), 1e-3, 1e-4, 20e-3, 8, 2)
     clock, right = ManualClock(), ReferenceBackend(GRAPH).infer(images(3))[LOGITS]
     with contextlib.ExitStack() as stack:
         with emulated(model) as process:
             sides = DeviceBackend(GRAPH, process.url, attempts=1), ReferenceBackend(GRAPH)
-            both = stack.enter_context(contextlib.closing(OffloadBackend(*sides, everything, clock)))
-            while both.offloaded().share < 1.0:
+            both = stack.enter_context(contextlib.closing(OffloadBackend(*sides, MODEL, clock, ByRate.always(1.0))))
+            while both.share < 1.0:
                 clock.advance(0.25)
                 both.infer(images(1))
             np.testing.assert_array_equal(both.infer(images(3))[LOGITS], right)
@@ -150,7 +139,7 @@ def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> Non
         np.testing.assert_array_equal(both.infer(images(3))[LOGITS], right)
         counts = both.offloaded()
     assert counts.fpga == answered >= 3
-    assert (counts.failed, counts.fpga_up) == (3, False)
+    assert (counts.failed, both.fpga_up) == (3, False)
 
 
 def test_what_is_not_known_is_not_counted() -> None:
@@ -169,15 +158,15 @@ def test_the_simulation_counts_cycles_of_the_rtl() -> None:
 
 
 def test_backends_say_what_they_miss(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="missing its address"):
-        open_fpga("fpga-device", model)
+    with pytest.raises(ConfigError, match="missing the device's address"):
+        open_node_backend("fpga-device", model, FpgaSettings(), None, 1, MonotonicClock())
     with pytest.raises(CompileError, match="needs a folding"):
         SimulatedBackend(GRAPH, DesignInfo())
     with pytest.raises(CompileError, match="cannot be read"):
-        read_design(GRAPH, DesignFiles(report=tmp_path / "none.json"))
+        read_design(GRAPH, tmp_path / "none.json")
     with pytest.raises(CompileError, match="cannot be read: No such file"):
-        read_design(GRAPH, DesignFiles(folding=tmp_path / "none.json"))
+        read_design(GRAPH, folding=tmp_path / "none.json")
     other = tmp_path / "folding.json"
     other.write_bytes(format_folding(Folding(stages={"x": StageFolding()})))
     with pytest.raises(CompileError, match="expected the stages"):
-        read_design(GRAPH, DesignFiles(folding=other))
+        read_design(GRAPH, folding=other)

@@ -20,20 +20,19 @@ from fpga.backends.device import DeviceBackend
 from fpga.backends.reference import ReferenceBackend
 from fpga.device.device_session import DeviceSession
 from fpga.device.frame_transport import UdpLink, open_link
-from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, PixelRun, RefusalReason, encode
-from fpga.device.host_session import MAX_ATTEMPTS, MAX_PAUSE_S
+from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, RefusalReason, encode
+from fpga.device.host_session import MAX_ATTEMPTS
 from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
-from hawkvision.integer import reference
-from tests.fpga.small_model import GRAPH, emulated, expected, images
 from tests.hawkvision.inference.backend_conformance import BackendConformance
+from tests.fpga.small_model import GRAPH, emulated, images
 from tests.hawkvision.integer.graphs import random_graph
 
 
 @contextlib.contextmanager
-def not_emulated(window: int = 2, begun: threading.Event | None = None) -> Iterator[int]:
-    """The port of a device that does not say that it is a program; its logits are all 0. `begun`: it has pixels."""
+def not_emulated(window: int = 2) -> Iterator[int]:
+    """The port of a device that does not say that it is a program; its logits are all 0."""
     at, link, stop = GRAPH.input, UdpLink.at("127.0.0.1", 0), threading.Event()
     session = DeviceSession(GRAPH, DeviceWelcome(at.height, at.width, at.channels, GRAPH.classes, window, False, 0, 7))
 
@@ -42,8 +41,6 @@ def not_emulated(window: int = 2, begun: threading.Event | None = None) -> Itera
             select.select((link,), (), (), 0.05)
             for frame in link.receive():
                 replies, work = session.receive(frame)
-                if begun is not None and isinstance(frame.message, PixelRun):
-                    begun.set()
                 done = None if work is None else session.finish(work, 7, np.zeros(GRAPH.classes, np.int32))
                 for reply in [*replies, *([] if done is None else [done])]:
                     link.send(reply)
@@ -90,46 +87,6 @@ def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> Non
     assert counts.emulated is True
 
 
-def test_rows_go_to_the_device_as_they_come(udp: str) -> None:
-    (image,) = reference.planes(GRAPH, images(1))
-    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
-        rows = ((image[row], None) for row in range(8))
-        np.testing.assert_array_equal(backend.infer_pieces(rows), expected(image[None])[0])
-        # The last three rows never come.
-        mask = np.repeat(np.arange(8) < 5, 8).reshape(1, 8, 8)
-        early = ((image[row], None) for row in range(5))
-        shown = reference.filled(GRAPH, image[None], mask)
-        np.testing.assert_array_equal(backend.infer_pieces(early), expected(shown)[0])
-
-
-def test_rows_may_come_in_the_same_memory_while_the_device_is_busy(model: Path) -> None:
-    (image,) = reference.planes(GRAPH, images(1))
-    row = np.empty_like(image[0])
-
-    def camera() -> Iterator[tuple[np.ndarray, None]]:
-        for each in image:
-            row[:] = each
-            yield row, None
-        row[:] = 0
-
-    in_line = threading.Event()
-    with (
-        emulated(model, "--window", "1", "--clock-mhz", "0.05") as process,
-        ThreadPoolExecutor() as pool,
-        contextlib.closing(DeviceBackend(GRAPH, process.url)) as backend,
-    ):
-        before = pool.submit(backend.infer_pieces, whole(image, in_line))
-        assert in_line.wait(60)
-        np.testing.assert_array_equal(backend.infer_pieces(camera()), expected(image[None])[0])
-        before.result()
-
-
-def whole(image: np.ndarray, in_line: threading.Event) -> Iterator[tuple[np.ndarray, None]]:
-    """An image in one piece; says when it has its place in the line."""
-    yield image.reshape(64, 1), None
-    in_line.set()
-
-
 def test_a_round_trip_begins_when_an_image_is_sent_not_when_it_gets_in_line(model: Path) -> None:
     # So slow a clock that a stalled machine does not pass for a line of images.
     with (
@@ -157,42 +114,14 @@ def test_a_device_that_takes_anothers_place_is_called_what_it_is(model: Path) ->
             assert set(backend.counts().cycles) == {"reported", "modelled"}
 
 
-def test_a_caller_that_fails_halfway_leaves_the_device_to_others(udp: str) -> None:
-    def broken() -> Iterator[tuple[np.ndarray, None]]:
-        yield np.zeros((8, 1), np.uint8), None
-        raise OSError("the camera is gone")
-
-    with contextlib.closing(DeviceBackend(GRAPH, udp)) as backend:
-        for _ in range(5):  # more than the window of 3
-            with pytest.raises(OSError, match="camera"):
-                backend.infer_pieces(broken())
-        with pytest.raises(BackendError, match="of 64 with 1 channels"):
-            backend.infer_pieces([(np.zeros((8, 3), np.uint8), None)])
-        with pytest.raises(BackendError, match="8 pixels more than an image's 64"):
-            backend.infer_pieces([(np.zeros((8, 1), np.uint8), None)] * 9)
-        assert backend.infer(images(1))[LOGITS].shape == (1, 5)
-
-
-def test_a_caller_turned_away_halfway_leaves_the_device_to_others() -> None:
-    begun, in_line, (image,) = threading.Event(), threading.Event(), reference.planes(GRAPH, images(1))
-
-    def turned_away(backend: DeviceBackend, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, None]]:
-        yield np.zeros((8, 1), np.uint8), None
-        assert begun.wait(60), "the device has its first pixels, so it has the only place"
-        others.append(pool.submit(backend.infer_pieces, whole(image, in_line)))
-        assert in_line.wait(60), "another image waits, and no more than one may"
-        yield np.zeros((8, 1), np.uint8), None
-
-    others: list[Future[np.ndarray]] = []
+def test_images_beyond_those_that_may_wait_are_turned_away_and_leave_the_device_to_others() -> None:
     with (
-        not_emulated(window=1, begun=begun) as port,
-        ThreadPoolExecutor() as pool,
+        not_emulated(window=1) as port,
         contextlib.closing(DeviceBackend(GRAPH, f"udp://127.0.0.1:{port}", max_waiting=1)) as backend,
     ):
         with pytest.raises(BackendUnavailable, match="1 images are waiting for the device"):
-            backend.infer_pieces(turned_away(backend, pool))
-        # Long before the first, if it were still in its place, would have to leave it.
-        assert others[0].result(MAX_PAUSE_S / 2).shape == (5,)
+            backend.infer(images(50))
+        assert backend.infer(images(1))[LOGITS].shape == (1, 5)
 
 
 def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:

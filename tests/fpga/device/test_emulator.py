@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpga.device.device_protocol import SPAN
 from fpga.device.device_session import DeviceImage, DeviceSession
 from fpga.device.emulator import Emulator, main
 from fpga.device.framing import (
+    SPAN,
     DeviceFrame,
     DeviceRefusal,
     DeviceWelcome,
@@ -37,7 +37,6 @@ from fpga.device.host_session import (
     HostSession,
     ImageAnswered,
     ImageFailed,
-    SessionOpened,
     SessionRefused,
 )
 from fpga.simulation.integer_kernel import IntegerKernel
@@ -120,8 +119,7 @@ class Line:
         for image in rows:
             while not self.host.room:
                 assert self.step()
-            sequences.append(self.host.begin(self.now))
-            self.host.add(sequences[-1], image, None, self.now)
+            sequences.append(self.host.begin(image, self.now))
         while self.step():
             pass
         return sequences
@@ -141,8 +139,8 @@ def test_images_are_answered_with_the_reference_logits_and_cycles() -> None:
     sequences = line.classify(images)
     assert [line.answers()[each] for each in sequences] == expected(images)
     assert {event.cycles for event in line.events if isinstance(event, ImageAnswered)} == {CYCLES}
-    assert isinstance(line.events[0], SessionOpened)
-    assert line.events[0].device.emulated
+    assert isinstance(line.events[0], DeviceWelcome)
+    assert line.events[0].emulated
     assert line.host.repeated == 0
 
 
@@ -208,9 +206,7 @@ def test_images_that_get_no_answer_take_the_others_with_them_unless_these_get_so
     line = Line()
     line.classify(random_images(GRAPH, 1))
     line.loss = 1.0
-    first, second = (line.host.begin(line.now + delay) for delay in (0.0, 5.0))
-    for sequence, delay in ((first, 0.0), (second, 5.0)):
-        line.host.add(sequence, random_images(GRAPH, 1).reshape(-1, 3), None, line.now + delay)
+    first, second = (line.host.begin(random_images(GRAPH, 1).reshape(-1, 3), line.now + delay) for delay in (0.0, 5.0))
     begun = line.now
     while line.step():
         pass
@@ -222,12 +218,11 @@ def test_one_image_without_an_answer_fails_alone_while_others_get_theirs() -> No
     host, (image,) = HostSession(GRAPH, 1), random_images(GRAPH, 1)
     host.open(0.0)
     host.receive(DeviceFrame(1, 0, DeviceWelcome(24, 24, 3, 5, 4, True, 1, 0)), 0.0)
-    lost, events, now = host.begin(0.0), list[HostEvent](), 0.0
-    host.add(lost, image.reshape(-1, 3), None, now)
+    pixels = image.reshape(-1, 3)
+    lost, events, now = host.begin(pixels, 0.0), list[HostEvent](), 0.0
     while not events:
         now += 0.3
-        other = host.begin(now)
-        host.add(other, image.reshape(-1, 3), None, now)
+        other = host.begin(pixels, now)
         assert host.receive(DeviceFrame(1, other, LogitsReply(0, np.zeros(5, np.int32))), now)
         events += host.advance(now)
     assert events == [ImageFailed(lost, NO_ANSWER)]
@@ -244,7 +239,7 @@ def test_a_device_that_calls_itself_endlessly_slow_is_given_up_after_a_bounded_t
     host, events, now = HostSession(GRAPH, 1), list[HostEvent](), 0.0
     host.open(now)
     host.receive(DeviceFrame(1, 0, DeviceWelcome(24, 24, 3, 5, 63, False, 1, (1 << 32) - 1)), now)
-    host.add(host.begin(now), random_images(GRAPH, 1).reshape(-1, 3), None, now)
+    host.begin(random_images(GRAPH, 1).reshape(-1, 3), now)
     while not events:
         assert host.wake_at is not None
         now = host.wake_at
@@ -264,8 +259,7 @@ def test_a_device_that_was_switched_off_and_on_is_greeted_again() -> None:
 
 def test_a_device_that_forgets_every_session_fails_the_image_after_a_bounded_number_of_greetings() -> None:
     host, welcome = HostSession(GRAPH, 1), DeviceWelcome(24, 24, 3, 5, 2, True, 1, 1)
-    whole, part = host.begin(0.0), random_images(GRAPH, 1).reshape(-1, 3)
-    host.add(whole, part, None, 0.0)
+    whole = host.begin(random_images(GRAPH, 1).reshape(-1, 3), 0.0)
     events, frames = list[HostEvent](), 0
     while sent := host.take():
         frames += len(sent)
@@ -288,31 +282,6 @@ def test_a_device_with_another_model_is_refused() -> None:
     assert failed == ImageFailed(sequence, refused.why)
 
 
-def test_an_image_may_come_in_pieces_of_which_some_never_arrive() -> None:
-    line, (image,) = Line(), random_images(GRAPH, 1)
-    mask = np.random.default_rng(3).random((24, 24)) < 0.8
-    sequence = line.host.begin(line.now)
-    for row in range(24):
-        line.host.add(sequence, image[row], mask[row], line.now)
-        line.step()
-    while line.step():
-        pass
-    shown = reference.filled(GRAPH, image[None], mask[None])
-    assert line.answers()[sequence] == expected(shown)[0]
-
-
-def test_an_image_whose_pixels_stop_coming_fails_and_leaves_the_device_to_others() -> None:
-    line = Line(window=2)
-    line.classify(random_images(GRAPH, 1))
-    stalled, begun = line.host.begin(line.now), line.now
-    line.host.add(stalled, np.zeros((24, 3), np.uint8), None, line.now)
-    images = random_images(GRAPH, SPAN + 3)
-    sequences = line.classify(images)
-    assert line.now - begun == pytest.approx(MAX_PAUSE_S, rel=0.02)
-    assert [event.sequence for event in line.events if isinstance(event, ImageFailed)] == [stalled]
-    assert [line.answers()[each] for each in sequences] == expected(images)
-
-
 def test_the_emulator_answers_after_the_modelled_time_one_at_a_time() -> None:
     line = Line(window=3)
     line.classify(random_images(GRAPH, 1))
@@ -328,7 +297,7 @@ def test_hosts_that_come_and_go_leave_no_work_behind_but_the_one_begun() -> None
         host.open(0.0)
         host.receive(DeviceFrame(session, 0, DeviceWelcome(24, 24, 3, 5, 2, True, 1, 1)), 0.0)
         for _ in range(2):
-            host.add(host.begin(0.0), image, None, 0.0)
+            host.begin(image, 0.0)
         for frame in map(decode, host.take()):
             assert frame is not None
             device.receive(frame, 0.0)
@@ -363,7 +332,7 @@ def device() -> DeviceSession:
 
 def whole(sequence: int, behind: int = 0) -> list[DeviceFrame]:
     pixels = random_images(GRAPH, 1, sequence).reshape(-1, 3)
-    return [DeviceFrame(1, sequence, PixelRun(start, pixels[start : start + 288], None, behind)) for start in (0, 288)]
+    return [DeviceFrame(1, sequence, PixelRun(start, pixels[start : start + 288], behind)) for start in (0, 288)]
 
 
 def troubles(replies: list[bytes]) -> list[int]:
@@ -413,22 +382,18 @@ def test_the_device_answers_a_strange_session_with_trouble() -> None:
     assert troubles([reply]) == [RefusalReason.SESSION]
 
 
-def test_the_host_refuses_too_many_pixels_and_images() -> None:
-    host = HostSession(GRAPH, 1)
-    sequence = host.begin(0.0)
+def test_the_host_refuses_too_many_images() -> None:
+    host, image = HostSession(GRAPH, 1), random_images(GRAPH, 1).reshape(-1, 3)
+    host.begin(image, 0.0)
     with pytest.raises(BackendError, match="no room"):
-        host.begin(0.0)
-    with pytest.raises(BackendError, match="of 576 with 3 channels"):
-        host.add(sequence, np.zeros((577, 3), np.uint8), None, 0.0)
-    with pytest.raises(BackendError, match=r"the mask is float32 of shape \(2,\); expected bool of \(2,\)"):
-        host.add(sequence, np.zeros((2, 3), np.uint8), np.ones(2, np.float32), 0.0)
+        host.begin(image, 0.0)
 
 
 def test_what_a_device_says_stays_on_a_line_of_the_log() -> None:
     host = HostSession(GRAPH, 1)
     host.open(0.0)
     host.receive(DeviceFrame(1, 0, DeviceWelcome(24, 24, 3, 5, 2, True, 1, 1)), 0.0)
-    sequence, said = host.begin(0.0), "hot\nERROR forged \x1b[2J"
+    sequence, said = host.begin(random_images(GRAPH, 1).reshape(-1, 3), 0.0), "hot\nERROR forged \x1b[2J"
     events = host.receive(DeviceFrame(1, sequence, ImageTrouble(RefusalReason.FAILED, said)), 0.0)
     assert events == [ImageFailed(sequence, r"the device says: 'hot\nERROR forged \x1b[2J'", for_now=False)]
     (refused,) = host.receive(DeviceFrame(1, 0, DeviceRefusal(RefusalReason.VERSION, bytes(32), said)), 0.0)
@@ -441,5 +406,5 @@ def test_the_host_ignores_what_is_not_for_it() -> None:
     welcome = DeviceWelcome(24, 24, 3, 5, 2, True, 1, 1)
     assert host.receive(DeviceFrame(2, 0, welcome), 0.0) == []
     assert host.receive(DeviceFrame(1, 9, ImageTrouble(RefusalReason.FAILED, "?")), 0.0) == []
-    assert host.receive(DeviceFrame(1, 0, DeviceWelcome(24, 24, 3, 5, 0, True, 1, 1)), 0.0) != [SessionOpened(welcome)]
+    assert host.receive(DeviceFrame(1, 0, DeviceWelcome(24, 24, 3, 5, 0, True, 1, 1)), 0.0) != [welcome]
     assert encode(DeviceFrame(1, 0, welcome)) not in host.take()

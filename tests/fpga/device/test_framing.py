@@ -36,11 +36,10 @@ TEXTS = st.text("abc é", max_size=MAX_TEXT // 2)
 
 @st.composite
 def runs(draw: st.DrawFn) -> PixelRun:
-    channels, masked = draw(st.sampled_from([1, 3])), draw(st.booleans())
-    count = draw(st.integers(1, pixels_of_a_run(channels, masked)))
+    channels = draw(st.sampled_from([1, 3]))
+    count = draw(st.integers(1, pixels_of_a_run(channels)))
     bits = np.random.default_rng(draw(U32))
-    mask = bits.random(count) < 0.5 if masked else None
-    return PixelRun(draw(U32), bits.integers(0, 256, (count, channels), dtype=np.uint8), mask, draw(U8))
+    return PixelRun(draw(U32), bits.integers(0, 256, (count, channels), dtype=np.uint8), draw(U8))
 
 
 LOGITS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=1, max_size=MAX_CLASSES)
@@ -126,7 +125,7 @@ def test_what_does_not_fit_is_refused(message: FrameMessage) -> None:
 
 
 def test_a_frame_is_laid_out_as_documented() -> None:
-    run = PixelRun(5, np.array([[1, 2, 3], [4, 5, 6]], np.uint8), np.array([True, False]), 7)
-    head = b"HV\x01\x02" + bytes.fromhex("0010 00000009 000000000000000a")
-    body = bytes.fromhex("00000005 0002 03 01 07 80 010203040506")
+    run = PixelRun(5, np.array([[1, 2, 3], [4, 5, 6]], np.uint8), 7)
+    head = b"HV\x01\x02" + bytes.fromhex("000f 00000009 000000000000000a")
+    body = bytes.fromhex("00000005 0002 03 00 07 010203040506")
     assert encode(DeviceFrame(9, 10, run))[:-4] == head + body
