@@ -266,6 +266,6 @@ def waiting_workers(config: EdgeConfig) -> int:
     """Workers beside one per core: those that only wait for a device."""
     if config.backend != "fpga-offload":
         return 0
-    from fpga.offload.factory import PLACES
+    from fpga.offload.calibration import PLACES
 
     return PLACES

@@ -1,4 +1,4 @@
-"""Measures what an image takes of a backend on this machine, or reads an earlier measurement.
+"""Measures what an image takes of both sides on this machine, and opens an offload backend with that.
 
 Service times are measured with one image after another. CPU seconds are measured with images at random times and at
 several rates, as in a server, because they depend on whether cores rest between images.
@@ -6,27 +6,40 @@ several rates, as in a server, because they depend on whether cores rest between
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
-import platform
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final
 
-import msgspec
 import numpy as np
-from msgspec import Meta
 
-from fpga.offload.cost_model import CpuWork, LinkModel
+from fpga.backends.device import DeviceBackend
+from fpga.backends.reference import ReferenceBackend
+from fpga.offload.model import ByRate, OffloadModel
 from fpga.offload.queueing import ServiceTime
+from fpga.offload.runtime import OffloadBackend
+from fpga.reports.build_report import DesignInfo
+from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.text_files import decode_text
 from hawkvision.inference.backends.interface import Backend
-from hawkvision.system.files import write_atomic
+from hawkvision.integer.ir import IntegerGraph
 
-BATCHES: Final = (1, 4)
-"""Batch sizes: one image, and as many as the edge node's workers run together."""
+log = logging.getLogger("hawkvision.fpga")
+
+PLACES: Final = 16
+"""Images in flight to the FPGA: four windows of an emulated device."""
+ATTEMPTS: Final = 3
+"""A silent device is given up after 1.75 s instead of 16, because the CPU can compute its images."""
+MEASURE_S: Final = 0.3
+LOADS: Final = (0.2, 0.8)
+"""Shares of the device's rate at which both sides' CPU time is measured."""
+WORK_S: Final = 0.5
+WORK_IMAGES: Final = 200
+"""Each of these loads is measured for half a second, or for this many images."""
 LEAST_RUNS: Final = 50
 WARM_UP_RUNS: Final = 10
 MAX_RUNS: Final = 20_000
@@ -37,79 +50,100 @@ LEAST_IMAGES: Final = 10
 TURNS: Final = 4
 """Turns of each rate while CPU seconds are measured, because a shared core's speed drifts within a minute."""
 
-Durations = Annotated[tuple[Annotated[float, Meta(gt=0.0)], ...], Meta(min_length=1, max_length=200)]
 
+def open_offload(
+    graph: IntegerGraph,
+    address: str,
+    design: DesignInfo,
+    deadline_s: float,
+    cores: int,
+    clock: Clock,
+    cache: Path | None = None,
+    given_up: Future[None] | None = None,
+) -> OffloadBackend:
+    """The device at `address` and the compiled kernel on `cores` as one backend.
 
-class BatchTiming(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Timings of one batch size: seconds per run, as equally likely values."""
+    Args:
+        graph: the network.
+        address: of the device.
+        design: its cycles and clock; where they are unknown, the device's own figures are used.
+        deadline_s: the time within which 99 of 100 images are to be answered.
+        cores: processor cores that compute images.
+        clock: the node's.
+        cache: the cache folder for compiled code; None takes the default.
+        given_up: ends the wait for the device when it is done.
 
-    batch: Annotated[int, Meta(ge=1)]
-    runs: Annotated[int, Meta(ge=1)]
-    mean_s: float
-    variation: float
-    """Standard deviation ÷ mean."""
-    cpu_s: float
-    """Mean CPU seconds of the calling thread per run."""
-    quantiles_s: Durations
-
-    @property
-    def service(self) -> ServiceTime:
-        """The distribution for the queueing model."""
-        return ServiceTime(self.quantiles_s)
-
-
-class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A backend's timings on one machine."""
-
-    format: Literal[1] = 1
-    backend: str
-    machine: str
-    timings: Annotated[tuple[BatchTiming, ...], Meta(min_length=1)]
-
-    def one(self, where: str) -> BatchTiming:
-        """The timing of one image at a time.
-
-        Raises:
-            ConfigError: if there is no such timing.
-        """
-        for timing in self.timings:
-            if timing.batch == 1:
-                return timing
-        raise ConfigError(f"{where}: expected timings of batch 1, got {[timing.batch for timing in self.timings]}")
-
-
-def measure(backend: Backend, name: str, seconds: float = 1.0) -> Calibration:
-    """Measure a backend with noise for about `seconds` per batch size, one call at a time."""
-    rng = np.random.default_rng(0)
-    timings = []
-    for batch in BATCHES:
-        images = rng.integers(0, 256, (batch, *backend.input_shape), dtype=np.uint8)
-        for _ in range(WARM_UP_RUNS):
-            backend.infer(images)
-        taken: list[float] = []
-        end, cpu_before = time.perf_counter() + seconds, time.thread_time()
-        while len(taken) < LEAST_RUNS or (time.perf_counter() < end and len(taken) < MAX_RUNS):
-            started = time.perf_counter()
-            backend.infer(images)
-            taken.append(time.perf_counter() - started)
-        cpu_s = (time.thread_time() - cpu_before) / len(taken)
-        service = ServiceTime.measured(taken)
-        timings.append(
-            BatchTiming(
-                batch=batch,
-                runs=len(taken),
-                mean_s=float(np.mean(taken)),
-                variation=float(np.std(taken) / np.mean(taken)),
-                cpu_s=cpu_s,
-                quantiles_s=service.atoms,
-            )
+    Raises:
+        ConfigError: if the device's speed is unknown.
+        BackendError: if the device does not answer, or differs from the kernel.
+    """
+    with contextlib.ExitStack() as opened:
+        cpu = opened.enter_context(contextlib.closing(ReferenceBackend(graph, design, cache=cache)))
+        fpga = opened.enter_context(
+            contextlib.closing(DeviceBackend(graph, address, design, ATTEMPTS, given_up=given_up))
         )
-    return Calibration(backend=name, machine=f"{platform.machine()} {platform.node()}", timings=tuple(timings))
+        cycles, clock_hz = design.interval(graph) or fpga.device.cycles, design.clock_hz or fpga.device.clock_hz
+        if not (cycles and clock_hz):
+            raise ConfigError("fpga-offload: the device does not say how fast it is; expected fpga_report")
+        model = measure_both(fpga, cpu, cycles / clock_hz, deadline_s, cores)
+        backend = OffloadBackend(fpga, cpu, model, clock)
+        opened.pop_all()
+    return backend
+
+
+def measure_both(fpga: Backend, cpu: Backend, device_s: float, deadline_s: float, cores: int) -> OffloadModel:
+    """What is known of an idle device, which takes `device_s` for an image, and of this machine's cores."""
+    rates_hz = [load / device_s for load in LOADS]
+    host, work = (measure_work(side, rates_hz, WORK_S, WORK_IMAGES) for side in (fpga, cpu))
+    model = OffloadModel(
+        cpu=measure_service(cpu, MEASURE_S),
+        work=work,
+        host=host,
+        busy_s=device_s,
+        travel_s=measure_travel(fpga, device_s, host.at(0.0), MEASURE_S),
+        deadline_s=deadline_s,
+        cores=cores,
+        places=PLACES,
+    )
+    log.info(
+        "fpga-offload: an image takes %.3f ms of a core here, or %.3f ms of a core and %.3f ms of the device there",
+        work.at(0.0) * 1e3,
+        host.at(0.0) * 1e3,
+        device_s * 1e3,
+    )
+    return model
+
+
+def measure_service(backend: Backend, seconds: float, least: int = LEAST_RUNS) -> ServiceTime:
+    """The time that a backend takes for one image, from noise, for about `seconds` and one call at a time.
+
+    Raises:
+        BackendError: as `backend.infer`.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, (16, *backend.input_shape), dtype=np.uint8)
+    for i in range(WARM_UP_RUNS):
+        backend.infer(noise[i : i + 1])
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < least or (time.perf_counter() < end and len(taken) < MAX_RUNS):
+        started = time.perf_counter()
+        backend.infer(noise[len(taken) % 16 :][:1])
+        taken.append(time.perf_counter() - started)
+    return ServiceTime.measured(taken)
+
+
+def measure_travel(fpga: Backend, device_s: float, host_s: float, seconds: float) -> float:
+    """The time to an idle FPGA and back, beside the device's own: at least the host's CPU time.
+
+    The median is taken, so that one pause of this machine does not count.
+    """
+    median_s = float(np.median(measure_service(fpga, seconds, LEAST_IMAGES).atoms))
+    return max(host_s, median_s - device_s)
 
 
 def measure_work(
     backend: Backend, rates_hz: Sequence[float], seconds: float, most: int = MAX_RUNS, seed: int = 0
-) -> CpuWork:
+) -> ByRate:
     """CPU seconds of this process per image at several rates, each for about `seconds` or `most` images.
 
     Images arrive at random (Poisson), and each has its own thread, as in a server. All CPU time of the process counts,
@@ -139,51 +173,4 @@ def measure_work(
             spans_s[place] += time.perf_counter() - begun
             images[place] += n
     found = sorted(zip((images / spans_s).tolist(), (works_s / images).tolist(), strict=True))
-    return CpuWork(tuple(rate for rate, _ in found), tuple(each_s for _, each_s in found))
-
-
-def measure_link(fpga: Backend, device_s: float, bytes_per_s: float, host: CpuWork, seconds: float = 1.0) -> LinkModel:
-    """The delay to an idle FPGA and back, beside the device's own time, from one image after another.
-
-    The median is taken, so that one pause of this machine does not count. `host` is the result of `measure_work`.
-    """
-    noise = np.random.default_rng(0).integers(0, 256, (16, *fpga.input_shape), dtype=np.uint8)
-    for i in range(WARM_UP_RUNS):
-        fpga.infer(noise[i : i + 1])
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < LEAST_IMAGES or (time.perf_counter() < end and len(taken) < MAX_RUNS):
-        started = time.perf_counter()
-        fpga.infer(noise[len(taken) % 16 :][:1])
-        taken.append(time.perf_counter() - started)
-    around_s = max(0.0, float(np.median(taken)) - device_s - host.at(0.0))
-    return LinkModel(bytes_per_s, around_s / 2, host)
-
-
-def load_calibration(path: Path) -> Calibration:
-    """Read a calibration that `save_calibration` wrote.
-
-    Raises:
-        ConfigError: if it cannot be read, or is no calibration.
-    """
-    try:
-        return parse_calibration(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-
-
-def parse_calibration(content: bytes, where: str) -> Calibration:
-    """A calibration from JSON; `where` names it in errors.
-
-    Raises:
-        ConfigError: if it is no calibration.
-    """
-    try:
-        return msgspec.json.decode(decode_text(content), type=Calibration)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: not a calibration: {error}") from None
-
-
-def save_calibration(calibration: Calibration, path: Path) -> None:
-    """Write a calibration as indented JSON."""
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n")
+    return ByRate(tuple(rate for rate, _ in found), tuple(each_s for _, each_s in found))

@@ -20,10 +20,10 @@ The controller has no clock, randomness or threads: `step` receives observations
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from fpga.offload.plan_search import ShareSchedule
+from fpga.offload.model import ByRate
 
 STEP_S: Final = 0.25
 """Seconds between two decisions."""
@@ -69,35 +69,29 @@ class Observation:
     """Sum of the times from the reply before to each of these."""
 
 
-@dataclass
 class ShareController:
-    """Decides the share of one workload.
+    """Decides the share.
 
     Args:
         schedule: the planned share by arrival rate.
         service_s: the modelled time from one image to the next.
     """
 
-    schedule: ShareSchedule
-    service_s: float
-    share: float = 0.0
-    rate_hz: float = 0.0
-    slowness: float = 1.0
-    """κ, as measured; acted upon in steps of `SPEED_BAND`."""
-    trim: float = 1.0
-    failed: bool = False
-    _then: float | None = None
-    _moving: bool = False
-    _steps: int = 0
-    """Steps since the rate's average restarted."""
-    _acted_slowness: float = 1.0
-    _seen: int = 0
-    _late: int = 0
-    _watched_s: float = 0.0
-    _retry_after_s: float = RETRY_AFTER_S
-    _grown: bool = False
-    _probe_at: float = field(default=math.inf)
-    _probe_after_s: float = FIRST_PROBE_S
+    def __init__(self, schedule: ByRate, service_s: float) -> None:
+        self._schedule, self._service_s = schedule, service_s
+        self.share = self.rate_hz = 0.0
+        self.slowness = self._acted_slowness = 1.0
+        """κ, as measured; acted upon in steps of `SPEED_BAND`."""
+        self.failed = False
+        self._trim = 1.0
+        self._then: float | None = None
+        self._moving = False
+        self._steps = 0
+        """Steps since the rate's average restarted."""
+        self._seen = self._late = 0
+        self._watched_s = 0.0
+        self._retry_after_s, self._grown = RETRY_AFTER_S, False
+        self._probe_at, self._probe_after_s = math.inf, FIRST_PROBE_S
 
     def due(self, now: float) -> bool:
         """Whether it is time for a step."""
@@ -110,7 +104,7 @@ class ShareController:
         if elapsed_s > 0:
             self._watch_rate(seen.arrivals, elapsed_s)
         elif self._steps == 0:
-            self.share = self.schedule.share(0.0)
+            self.share = self._schedule.at(0.0)
         self._watch_speed(seen)
         self._watch_deadline(seen, elapsed_s)
         if not self.failed and self._steps:
@@ -150,13 +144,13 @@ class ShareController:
     def _watch_speed(self, seen: Observation) -> None:
         if not seen.spaced:
             return
-        found = seen.spacing_s / seen.spaced / self.service_s
+        found = seen.spacing_s / seen.spaced / self._service_s
         weight = 1 - math.exp(-seen.spaced / SPEED_IMAGES)
         self.slowness += weight * (found - self.slowness)
         self.slowness = min(max(self.slowness, SPEED_RANGE[0]), SPEED_RANGE[1])
         if abs(self.slowness / self._acted_slowness - 1) > SPEED_BAND:
             # Late images may have been caused by this, so the trim starts again.
-            self._acted_slowness, self.trim = self.slowness, 1.0
+            self._acted_slowness, self._trim = self.slowness, 1.0
             self._forget()
 
     def _watch_deadline(self, seen: Observation, elapsed_s: float) -> None:
@@ -165,13 +159,13 @@ class ShareController:
         self._watched_s += elapsed_s if seen.fpga_done else 0.0
         allowed = LATE_SHARE * self._seen
         if self._late > LATE_SLACK * allowed + LATE_BURST:
-            self.trim = max(LEAST_TRIM, self.trim * TRIM_DOWN)
+            self._trim = max(LEAST_TRIM, self._trim * TRIM_DOWN)
             if self._grown:
                 self._retry_after_s, self._grown = min(MAX_RETRY_AFTER_S, self._retry_after_s * 2), False
             self._forget()
         elif self._watched_s >= self._retry_after_s:
-            if self._late <= allowed / 2 and self.trim < 1:
-                self.trim, self._grown = min(1.0, self.trim * TRIM_UP), True
+            if self._late <= allowed / 2 and self._trim < 1:
+                self._trim, self._grown = min(1.0, self._trim * TRIM_UP), True
             self._forget()
 
     def _forget(self) -> None:
@@ -180,7 +174,7 @@ class ShareController:
         self._watched_s = 0.0
 
     def _move(self) -> None:
-        target = self.schedule.share(self.rate_hz * self._acted_slowness) * self.trim
+        target = self._schedule.at(self.rate_hz * self._acted_slowness) * self._trim
         if not self._moving and abs(target - self.share) <= DEAD_BAND:
             return
         before = self.share

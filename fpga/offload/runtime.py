@@ -15,24 +15,21 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fpga.backends.base import FpgaBackend
-from fpga.backends.metrics import FpgaCollector, FpgaCounts
+from fpga.backends.base import FpgaBackend, FpgaCollector, FpgaCounts
 from fpga.offload.controller import Observation, ShareController
-from fpga.offload.cost_model import Machine, idle_latency_s, service_s
-from fpga.offload.metrics import OffloadCollector, OffloadCounts
-from fpga.offload.plan_search import OffloadPlan, ShareSchedule, schedule
+from fpga.offload.model import ByRate, OffloadModel
 from hawkvision.core.clock import Clock
-from hawkvision.core.errors import BackendError, ConfigError
+from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, check_open, joined
 
@@ -40,68 +37,69 @@ T = TypeVar("T")
 
 log = logging.getLogger("hawkvision.fpga")
 
-RATES: Final = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
-"""Arrival rates of the schedule, as multiples of the FPGA's rate."""
-HEADROOM: Final = 0.8
-"""Share of the deadline that is planned for: near the FPGA's rate, a small error of the rate doubles the wait."""
 
+@dataclass(slots=True)
+class OffloadCounts:
+    """Sums since the start."""
 
-@dataclass(frozen=True)
-class OffloadSettings:
-    """A plan for one workload, as the runtime needs it."""
-
-    schedule: ShareSchedule
-    service_s: float
-    """Modelled seconds from one image to the next on the FPGA."""
-    travel_s: float
-    """Modelled seconds on the FPGA's side beside that, without a queue."""
-    deadline_s: float
-    places: int
-    cores: int
-
-
-def offload_of(plan: OffloadPlan, machine: Machine) -> OffloadSettings:
-    """The runtime's settings from a plan for one workload, for all arrival rates.
-
-    Raises:
-        ConfigError: if the plan has several workloads, or no FPGA design of a whole network.
-    """
-    if len(plan.workloads) != 1:
-        raise ConfigError(f"offload: expected a plan for one workload, got {len(plan.workloads)}")
-    workload = plan.workloads[0]
-    profile = plan.choices[0].profile or next((profile for profile in workload.profiles if profile.runnable), None)
-    if profile is None or not profile.runnable:
-        raise ConfigError(f"offload: {workload.name}: expected an FPGA design of the whole network, there is none")
-    busy_s = service_s(profile, machine.link)
-    travel_s = max(0.0, idle_latency_s(profile, machine.link) - busy_s)
-    only = replace(workload, deadline_s=workload.deadline_s * HEADROOM, profiles=(profile,))
-    shares = schedule(only, machine, plan.objective, [multiple / busy_s for multiple in RATES])
-    return OffloadSettings(shares, busy_s, travel_s, workload.deadline_s, machine.places, machine.cores)
+    arrivals: int = 0
+    fpga: int = 0
+    """Images answered by the FPGA."""
+    cpu: int = 0
+    """Images answered by the CPU, for any reason."""
+    no_place: int = 0
+    """Images of the CPU that were drawn for the FPGA while it was full."""
+    failed: int = 0
+    """Images of the CPU for which the FPGA gave an error."""
+    failures: int = 0
+    """Errors and wrong answers of the FPGA, those of probes included."""
+    late: int = 0
+    """Images that the FPGA answered after the deadline."""
+    spaced: int = 0
+    """Images that the FPGA answered while it had been busy since the reply before."""
+    spacing_s: float = 0.0
+    """Sum of the times from the reply before to each of these."""
 
 
 class OffloadBackend:
     """A backend that owns two others and shares images between them.
 
+    Args:
+        fpga: computes a share of the images.
+        cpu: computes the others, and those that the FPGA cannot.
+        model: what is known of both.
+        clock: the node's.
+        schedule: the share by arrival rate; None takes the model's.
+        seed: of the draw which side computes an image.
+
     Raises:
         BackendError: if the two differ in input shape or outputs.
     """
 
-    def __init__(self, fpga: Backend, cpu: Backend, plan: OffloadSettings, clock: Clock, seed: int = 0) -> None:
+    def __init__(
+        self,
+        fpga: Backend,
+        cpu: Backend,
+        model: OffloadModel,
+        clock: Clock,
+        schedule: ByRate | None = None,
+        seed: int = 0,
+    ) -> None:
         shapes = (fpga.input_shape, fpga.outputs), (cpu.input_shape, cpu.outputs)
         if shapes[0] != shapes[1]:
             raise BackendError(f"offload: the FPGA takes and gives {shapes[0]}, the CPU {shapes[1]}; expected twins")
-        self._fpga, self._cpu, self._plan, self._clock = fpga, cpu, plan, clock
-        self._controller = ShareController(plan.schedule, plan.service_s)
+        self._fpga, self._cpu, self._model, self._clock = fpga, cpu, model, clock
+        self._controller = ShareController(schedule or model.schedule(), model.busy_s)
         self._draws = random.Random(seed)  # noqa: S311 - which side computes an image is no secret
         self._lock = threading.Lock()
-        self._cores = threading.Semaphore(plan.cores)
+        self._cores = threading.Semaphore(model.cores)
         # One thread per place waits for the FPGA's part of a batch, and one probes.
-        self._threads = ThreadPoolExecutor(plan.places + 1, thread_name_prefix="hawkvision-offload")
+        self._threads = ThreadPoolExecutor(model.places + 1, thread_name_prefix="hawkvision-offload")
         self._probing = self._closed = False
         self._outstanding = 0
         self._answered_at = -1.0
-        self._tally = _RunningCounts()
-        self._step_begun = _RunningCounts()
+        self._counts = OffloadCounts()
+        self._step_begun = OffloadCounts()
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -134,30 +132,31 @@ class OffloadBackend:
         """The totals of the FPGA."""
         if isinstance(self._fpga, FpgaBackend):
             return self._fpga.counts()
-        return FpgaCounts(self._tally.fpga, {}, {}, None, None)
+        return FpgaCounts(self._counts.fpga, {}, {}, None, None)
 
     def collectors(self) -> Iterable[Collector]:
         """See `hawkvision.core.metrics.Instrumented`."""
-        return (FpgaCollector(self.counts), OffloadCollector(self.offloaded))
+        return (FpgaCollector(self.counts), OffloadCollector(self))
 
     def offloaded(self) -> OffloadCounts:
-        """Counts of both sides, and the current decision."""
+        """The sums until now."""
         with self._lock:
-            now, controller = self._tally, self._controller
-            return OffloadCounts(
-                fpga=now.fpga,
-                cpu=now.cpu,
-                no_place=now.no_place,
-                failed=now.failed,
-                failures=now.failures,
-                late=now.late,
-                fpga_cpu_s=now.fpga_cpu_s,
-                cpu_cpu_s=now.cpu_cpu_s,
-                share=controller.share,
-                rate_hz=controller.rate_hz,
-                slowness=controller.slowness,
-                fpga_up=not controller.failed,
-            )
+            return replace(self._counts)
+
+    @property
+    def share(self) -> float:
+        """Current share of images meant for the FPGA."""
+        return self._controller.share
+
+    @property
+    def slowness(self) -> float:
+        """Measured ÷ modelled time from one image to the next."""
+        return self._controller.slowness
+
+    @property
+    def fpga_up(self) -> bool:
+        """Whether the FPGA is used."""
+        return not self._controller.failed
 
     def close(self) -> None:
         """See `Backend.close`."""
@@ -170,17 +169,17 @@ class OffloadBackend:
         """Draw which of `n` new images the FPGA gets, and reserve their places."""
         now = self._clock.now()
         with self._lock:
-            self._tally.arrivals += n
+            self._counts.arrivals += n
             if self._controller.due(now):
                 self._controller.step(self._observe(), now)
             if self._controller.probe_due(now) and not self._probing:
                 self._probing = True
                 self._start(self._probe)
             drawn = np.array([self._draws.random() < self._controller.share for _ in range(n)], np.bool_)
-            wanted, free = int(drawn.sum()), self._plan.places - self._outstanding
+            wanted, free = int(drawn.sum()), self._model.places - self._outstanding
             if wanted > free:
                 drawn[np.flatnonzero(drawn)[free:]] = False
-                self._tally.no_place += wanted - free
+                self._counts.no_place += wanted - free
             self._outstanding += int(drawn.sum())
         return drawn
 
@@ -191,8 +190,8 @@ class OffloadBackend:
             raise BackendError("the offload backend is closed") from None
 
     def _observe(self) -> Observation:
-        now, then = self._tally, self._step_begun
-        self._step_begun = now.copy()
+        now, then = replace(self._counts), self._step_begun
+        self._step_begun = now
         return Observation(
             arrivals=now.arrivals - then.arrivals,
             fpga_done=now.fpga - then.fpga,
@@ -202,7 +201,7 @@ class OffloadBackend:
         )
 
     def _on_fpga(self, batch: Pixels) -> Tensors:
-        n, sent, cpu_before = len(batch), self._clock.now(), time.thread_time()
+        n, sent = len(batch), self._clock.now()
         failure: BackendError | None = None
         try:
             found = self._fpga.infer(batch)
@@ -211,25 +210,24 @@ class OffloadBackend:
         finally:
             with self._lock:
                 self._outstanding -= n
-                self._tally.fpga_cpu_s += time.thread_time() - cpu_before
         if failure is not None:
             self._failed(n, failure)
             return self._on_cpu(batch)
         answered = self._clock.now()
         with self._lock:
-            self._tally.fpga += n
-            self._tally.late += n if answered - sent > self._plan.deadline_s else 0
+            self._counts.fpga += n
+            self._counts.late += n if answered - sent > self._model.deadline_s else 0
             # The image had reached the device before the last reply left it, so the device was busy in between.
-            if sent + self._plan.travel_s <= self._answered_at:
-                self._tally.spaced += n
-                self._tally.spacing_s += answered - self._answered_at
+            if sent + self._model.travel_s <= self._answered_at:
+                self._counts.spaced += n
+                self._counts.spacing_s += answered - self._answered_at
             self._answered_at = max(self._answered_at, answered)
         return found
 
     def _failed(self, images: int, error: BackendError) -> None:
         with self._lock:
-            self._tally.failures += 1
-            self._tally.failed += images
+            self._counts.failures += 1
+            self._counts.failed += images
             first = not self._controller.failed
             self._controller.fail(self._clock.now())
         if first:
@@ -237,12 +235,9 @@ class OffloadBackend:
 
     def _on_cpu(self, batch: Pixels) -> Tensors:
         with self._cores:
-            before = time.thread_time()
             found = self._cpu.infer(batch)
-            used_s = time.thread_time() - before
         with self._lock:
-            self._tally.cpu += len(batch)
-            self._tally.cpu_cpu_s += used_s
+            self._counts.cpu += len(batch)
         return found
 
     def _probe(self) -> None:
@@ -259,29 +254,28 @@ class OffloadBackend:
             if right:
                 self._controller.recover()
             else:
-                self._tally.failures += 1
+                self._counts.failures += 1
         if right:
             log.warning("the FPGA answers again, and as the CPU does")
         else:
             log.info("probing the failed FPGA: %s", said)
 
 
-@dataclass(slots=True)
-class _RunningCounts:
-    """Running sums for `OffloadCounts` and `Observation`."""
+class OffloadCollector(Collector):
+    """Reads a backend's counts when Prometheus asks."""
 
-    arrivals: int = 0
-    fpga: int = 0
-    cpu: int = 0
-    no_place: int = 0
-    failed: int = 0
-    failures: int = 0
-    late: int = 0
-    spaced: int = 0
-    spacing_s: float = 0.0
-    fpga_cpu_s: float = 0.0
-    cpu_cpu_s: float = 0.0
+    def __init__(self, backend: OffloadBackend) -> None:
+        self._backend = backend
 
-    def copy(self) -> _RunningCounts:
-        """A copy."""
-        return replace(self)
+    def collect(self) -> Iterator[Metric]:
+        """The families of one scrape."""
+        backend, counts = self._backend, self._backend.offloaded()
+        images = CounterMetricFamily("hawkvision_offload_images", "Images, by the side that answered", labels=("side",))
+        images.add_metric(("fpga",), counts.fpga)
+        images.add_metric(("cpu",), counts.cpu)
+        yield images
+        yield CounterMetricFamily("hawkvision_offload_no_place", "Sent to the CPU for a full FPGA", counts.no_place)
+        yield CounterMetricFamily("hawkvision_offload_late", "Answered by the FPGA after the deadline", counts.late)
+        yield CounterMetricFamily("hawkvision_offload_failures", "Errors of the FPGA, with probes", counts.failures)
+        yield GaugeMetricFamily("hawkvision_offload_share", "Share of images meant for the FPGA", backend.share)
+        yield GaugeMetricFamily("hawkvision_offload_fpga_up", "1 while the FPGA is used", int(backend.fpga_up))

@@ -6,14 +6,15 @@ range. Nothing ran on a board.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from fpga.compiler.devices import FamilyName, Resources, devices
-from fpga.compiler.folding import Folding
+from fpga.compiler.folding import Folding, check_folding, interval, read_folding
 from fpga.reports.energy import EnergyEstimate
 from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
@@ -129,16 +130,47 @@ def read(path: Path) -> BuildReport:
         raise CompileError(f"{path}: not a report: {error}") from None
 
 
-def check_graph(report: BuildReport, graph: IntegerGraph, where: str) -> None:
-    """Refuse a report about another graph; `where` names the report.
+@dataclass(frozen=True, slots=True)
+class DesignInfo:
+    """Facts about a design; None where they are not known."""
+
+    folding: Folding | None = None
+    clock_hz: float | None = None
+    joules: float | None = None
+    """Estimated energy per image of the chip alone, the middle value."""
+
+    def interval(self, graph: IntegerGraph) -> int | None:
+        """Modelled cycles from one image to the next."""
+        return None if self.folding is None else interval(graph, self.folding)
+
+
+UNKNOWN_DESIGN: Final = DesignInfo()
+
+
+def read_design(
+    graph: IntegerGraph, report: Path | None = None, folding: Path | None = None, clock_mhz: float | None = None
+) -> DesignInfo:
+    """What is known of a design: its build's report says folding, clock and energy; the others replace its parts.
 
     Raises:
-        CompileError: naming both graphs.
+        CompileError: if a file is missing, broken or about another graph.
     """
-    if report.graph_sha256 != graph.sha256:
-        raise CompileError(
-            f"{where}: it is about the graph {report.graph_sha256[:16]}…, the model's is {graph.sha256[:16]}…"
-        )
+    design = UNKNOWN_DESIGN
+    if report is not None:
+        found = read(report)
+        if found.graph_sha256 != graph.sha256:
+            raise CompileError(
+                f"{report}: it is about the graph {found.graph_sha256[:16]}…, the model's is {graph.sha256[:16]}…"
+            )
+        design = DesignInfo(found.folding, found.median_mhz * 1e6, found.energy.mid.chip_uj * 1e-6)
+    if folding is not None:
+        # The report's energy is that of another design.
+        design = replace(design, folding=read_folding(folding), joules=None)
+    if clock_mhz is not None:
+        design = replace(design, clock_hz=clock_mhz * 1e6)
+    if design.folding is not None:
+        check_folding(graph, design.folding)
+    return design
 
 
 def encode_report(report: BuildReport) -> bytes:

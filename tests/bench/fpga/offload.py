@@ -15,7 +15,6 @@ spell are left out. The benchmark needs an otherwise idle machine, and says if i
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import subprocess
 import sys
@@ -25,7 +24,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -34,25 +33,13 @@ import numpy as np
 from fpga.backends.device import DeviceBackend
 from fpga.backends.reference import ReferenceBackend
 from fpga.compiler.devices import device
-from fpga.compiler.folding import format_folding
+from fpga.compiler.folding import format_folding, interval
 from fpga.compiler.folding_search import slowest_that_keeps_up
 from fpga.offload.calibration import measure_work
-from fpga.offload.cost_model import (
-    EstimateRange,
-    FpgaProfile,
-    LinkModel,
-    Machine,
-    PlacementChoice,
-    PlacementForecast,
-    Workload,
-    forecast,
-    service_s,
-)
-from fpga.offload.fpga_profiles import profile_of_folding
-from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
+from fpga.offload.model import ByRate, Forecast, OffloadModel
 from fpga.offload.queueing import ServiceTime
-from fpga.offload.runtime import OffloadBackend, OffloadSettings, offload_of
-from fpga.reports.design_info import DesignInfo
+from fpga.offload.runtime import OffloadBackend
+from fpga.reports.build_report import DesignInfo
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
@@ -70,11 +57,8 @@ IDLE_S: Final = 20.0
 WORK_LOADS: Final = (0.15, 0.3, 0.6, 0.85)
 """Shares of the FPGA's rate at which both sides' CPU seconds are measured; no spell has one of them."""
 WORK_S: Final = 12.0
-LOOPBACK_BYTES_PER_S: Final = 1e9
-"""Negligible beside the device."""
 SUSPENDED: Final = 0.05
 """Share of the predicted P99 by which images may be handed over late; beyond it, other work is measured."""
-NO_WATTS: Final = EstimateRange(0.0, 0.0, 0.0)
 
 
 @dataclass
@@ -101,14 +85,12 @@ def main() -> int:
     given = parser.parse_args()
     graph = random_graph(side=32, planes=3, channels=CHANNELS, pools=(1, 3, 4), classes=10, name="wide")
     found = slowest_that_keeps_up(graph, device("lfe5u-85f"), FPGA_RATE_HZ, CLOCK_HZ / 1e6)
-    profile = profile_of_folding(graph, found.folding, "wide", CLOCK_HZ)
-    profile = dataclasses.replace(profile, latency_cycles=profile.interval_cycles)  # the emulator has no pipeline
     with tempfile.TemporaryDirectory() as folder:
         model, folding = Path(folder) / "wide.onnx", Path(folder) / "folding.json"
         model.write_bytes(write(graph))
         folding.write_bytes(format_folding(found.folding))
         with emulator(model, folding) as address:
-            run(graph, profile, address, DesignInfo(found.folding, CLOCK_HZ), given)
+            run(graph, address, DesignInfo(found.folding, CLOCK_HZ), given)
     return 0
 
 
@@ -132,51 +114,53 @@ def emulator(model: Path, folding: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def run(graph: IntegerGraph, profile: FpgaProfile, address: str, build: DesignInfo, given: argparse.Namespace) -> None:
+def run(graph: IntegerGraph, address: str, build: DesignInfo, given: argparse.Namespace) -> None:
     """Measure both sides idle, plan, run the three spells, print."""
     cpu = ReferenceBackend(graph)
     fpga = DeviceBackend(graph, address, build)
     images = np.random.default_rng(0).integers(0, 256, (256, *cpu.input_shape), dtype=np.uint8)
     rng = np.random.default_rng(given.seed)
-    device_s, deadline_s = profile.interval_cycles / profile.clock_hz, given.deadline_ms / 1e3
-    sides = [one_side(fpga, cpu, share, device_s, deadline_s) for share in (1.0, 0.0)]
+    assert build.folding is not None
+    cycles = interval(graph, build.folding)
+    device_s = cycles / CLOCK_HZ
+    unknown = OffloadModel(
+        cpu=ServiceTime.constant(device_s),
+        work=ByRate.always(device_s),
+        host=ByRate.always(0.0),
+        busy_s=device_s,
+        travel_s=0.0,
+        deadline_s=given.deadline_ms / 1e3,
+        cores=1,
+        places=PLACES,
+    )
+    # Each side alone, on the same path through threads and locks as later.
+    sides = [OffloadBackend(fpga, cpu, unknown, MonotonicClock(), ByRate.always(share)) for share in (1.0, 0.0)]
     there, here = (spell(side, images, IDLE_RATE_HZ, IDLE_S, 2.0, rng) for side in sides)
     host, work = (measure_work(side, [load / device_s for load in WORK_LOADS], WORK_S) for side in sides)
-    around_s = max(0.0, float(np.median(there.latency_s)) - device_s - host.at(0.0))
-    link = LinkModel(LOOPBACK_BYTES_PER_S, around_s / 2, host)
-    machine = Machine(1, NO_WATTS, link, places=PLACES)
-    capacity = 1 / service_s(profile, link)
-    low, high = given.low * capacity, given.high * capacity
     alone = ServiceTime.measured(here.latency_s)
-    workload = Workload("wide", low, deadline_s, alone, (profile,), work)
-    offload = offload_of(search([workload], machine), machine)
+    travel_s = max(host.at(0.0), float(np.median(there.latency_s)) - device_s)
+    model = replace(unknown, cpu=alone, work=work, host=host, travel_s=travel_s)
+    schedule = model.schedule()
+    low, high = given.low / device_s, given.high / device_s
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f} at the start")
     print(f"{graph.multiplications / 1e6:.1f} M multiply-accumulates; {cpu.kernel} kernel")
     print(f"CPU, idle: {alone.mean_s * 1e3:.3f} ms ± {alone.variation:.0%}")
     print(
-        f"FPGA, emulated: {profile.interval_cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {capacity:.0f}/s; link, idle: "
-        f"{link.latency_s * 1e3:.3f} ms each way"
+        f"FPGA, emulated: {cycles:,} cycles at {CLOCK_HZ / 1e6:g} MHz, {1 / device_s:.0f}/s; beside them, idle: "
+        f"{travel_s * 1e3:.3f} ms"
     )
     for what, each in (("sent to the FPGA", host), ("computed on the CPU", work)):
-        shown = ", ".join(f"{s * 1e3:.3f} at {r:.1f}/s" for r, s in zip(each.rates_hz, each.seconds, strict=True))
+        shown = ", ".join(f"{s * 1e3:.3f} at {r:.1f}/s" for r, s in zip(each.rates_hz, each.values, strict=True))
         print(f"CPU-ms of an image {what}: {shown}")
-    both = OffloadBackend(fpga, cpu, offload, MonotonicClock(), given.seed)
+    both = OffloadBackend(fpga, cpu, model, MonotonicClock(), schedule, given.seed)
     titles = ("P50 ms", "P99 ms", "per s", "CPU-s/s")
     print(f"{'spell':27}{'share':>8}" + "".join(f"{title:>9}" for title in titles) + f"{'n':>8}{'late start':>12}")
     try:
         for name, rate in (("low", low), ("high", high), ("low again", low)):
             samples = spell(both, images, rate, given.seconds, SETTLE_S, rng)
-            show(name, rate, samples, predict(workload, rate, offload, machine), both)
+            show(name, rate, samples, model.forecast(rate, schedule.at(rate)), both)
     finally:
         both.close()
-
-
-def one_side(
-    fpga: DeviceBackend, cpu: ReferenceBackend, share: float, device_s: float, deadline_s: float
-) -> OffloadBackend:
-    """Measure one side alone, on the same path through threads and locks as later."""
-    fixed = OffloadSettings(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), device_s, 0.0, deadline_s, PLACES, 1)
-    return OffloadBackend(fpga, cpu, fixed, MonotonicClock())
 
 
 def spell(
@@ -211,18 +195,11 @@ def spell(
     return samples
 
 
-def predict(workload: Workload, rate: float, offload: OffloadSettings, machine: Machine) -> PlacementForecast:
-    """The results of the settled part of a spell."""
-    choice = PlacementChoice(workload.profiles[0], offload.schedule.share(rate))
-    return forecast([dataclasses.replace(workload, rate_hz=rate)], [choice], machine)
-
-
-def show(name: str, rate: float, samples: Samples, predicted: PlacementForecast, both: OffloadBackend) -> None:
+def show(name: str, rate: float, samples: Samples, predicted: Forecast, both: OffloadBackend) -> None:
     """Three lines: predicted, measured, the difference."""
-    (prediction,), cpu_load = predicted.workloads, predicted.cpu_load
     n = samples.fpga + samples.cpu
     p50, p99 = np.percentile(samples.latency_s, (50, 99))
-    first = (prediction.fpga_share, prediction.p50_s * 1e3, prediction.p99_s * 1e3, rate, cpu_load)
+    first = (predicted.fpga_share, predicted.p50_s * 1e3, predicted.p99_s * 1e3, rate, predicted.cpu_load)
     second = (samples.fpga / n, p50 * 1e3, p99 * 1e3, n / samples.seconds, samples.cpu_s / samples.seconds)
     for label, values in (("predicted", first), ("measured", second)):
         share, *others, load = values
@@ -230,11 +207,11 @@ def show(name: str, rate: float, samples: Samples, predicted: PlacementForecast,
         print(f"{n:8}{np.percentile(samples.late_start_s, 99) * 1e3:9.2f} ms" if label == "measured" else "")
     apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
     print(f"{name:16}{'apart, %':11}{apart[0]:8.1f}" + "".join(f"{v:9.1f}" for v in apart[1:]))
-    if (own_s := float(np.percentile(samples.late_start_s, 99))) > SUSPENDED * prediction.p99_s:
+    if (own_s := float(np.percentile(samples.late_start_s, 99))) > SUSPENDED * predicted.p99_s:
         print(f"{'':16}SUSPENDED: images were handed over up to {own_s * 1e3:.1f} ms late (P99); this machine was busy")
     seen = both.offloaded()
     print(f"{'':16}so far: no place {seen.no_place}, late {seen.late}, failures {seen.failures}")
-    print(f"{'':16}distance of answers, measured ÷ modelled: {seen.slowness:.3f}")
+    print(f"{'':16}distance of answers, measured ÷ modelled: {both.slowness:.3f}")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
-from tests.hawkvision.inference.backend_conformance import BackendConformance
 from tests.fpga.offload.offload_world import MODEL
 from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images
+from tests.hawkvision.inference.backend_conformance import BackendConformance
 from tests.hawkvision.integer.graphs import random_graph
 
 COLOUR = random_graph(side=24, planes=3)

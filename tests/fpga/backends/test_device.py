@@ -25,8 +25,8 @@ from fpga.device.host_session import MAX_ATTEMPTS
 from hawkvision.core.errors import BackendError, BackendUnavailable, ConfigError
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
-from tests.hawkvision.inference.backend_conformance import BackendConformance
 from tests.fpga.small_model import GRAPH, emulated, images
+from tests.hawkvision.inference.backend_conformance import BackendConformance
 from tests.hawkvision.integer.graphs import random_graph
 
 

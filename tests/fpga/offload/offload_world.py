@@ -12,10 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga.offload.controller import Observation, ShareController
+from fpga.offload.model import ByRate, OffloadModel
 from fpga.offload.queueing import ServiceTime
-from fpga.offload.runtime import OffloadSettings
 
 Floats = NDArray[np.float64]
+
+MS = 1e-3
+MODEL = OffloadModel(
+    cpu=ServiceTime.spread(2 * MS, 0.2),
+    work=ByRate.always(2 * MS),
+    host=ByRate.always(0.2 * MS),
+    busy_s=2 * MS,
+    travel_s=1 * MS,
+    deadline_s=20 * MS,
+    cores=2,
+    places=32,
+)
+"""An FPGA of 500 images a second beside two cores of 500 each."""
 
 
 def poisson(rng: np.random.Generator, *spells: tuple[float, float]) -> list[float]:
@@ -71,14 +84,14 @@ class Record:
 
 
 class World:
-    """One FPGA behind a bounded queue, `plan.cores` cores behind another, and the controller."""
+    """One FPGA behind a bounded queue, `model.cores` cores behind another, and the controller."""
 
-    def __init__(self, plan: OffloadSettings, cpu: ServiceTime, seed: int = 0) -> None:
-        self.plan, self.cpu = plan, cpu
-        self.controller = ShareController(plan.schedule, plan.service_s)
+    def __init__(self, model: OffloadModel, schedule: ByRate, seed: int = 0) -> None:
+        self.model = model
+        self.controller = ShareController(schedule, model.busy_s)
         self.draws = random.Random(seed)
         self.record = Record()
-        self._cores = [0.0] * plan.cores
+        self._cores = [0.0] * model.cores
         self._waiting: deque[tuple[float, float]] = deque()
         """(arrival, end) of what is on the FPGA."""
         self._free_at = self._answered_at = -1.0
@@ -94,7 +107,7 @@ class World:
                 self.record.steps.append((now, self.controller.step(self._observe(), now)))
             if self.controller.probe_due(now) and not dead:
                 self.controller.recover()
-            to_fpga = self.draws.random() < self.controller.share and len(self._waiting) < self.plan.places
+            to_fpga = self.draws.random() < self.controller.share and len(self._waiting) < self.model.places
             if to_fpga and dead:
                 self.controller.fail(now)
             end = self._on_fpga(now, slowness) if to_fpga and not dead else self._on_cpu(now)
@@ -103,13 +116,13 @@ class World:
             self.record.on_fpga.append(to_fpga and not dead)
 
     def _on_fpga(self, now: float, slowness: float) -> float:
-        self._free_at = max(self._free_at, now) + self.plan.service_s * slowness
-        end = self._free_at + self.plan.travel_s
+        self._free_at = max(self._free_at, now) + self.model.busy_s * slowness
+        end = self._free_at + self.model.travel_s
         self._waiting.append((now, end))
         return end
 
     def _on_cpu(self, now: float) -> float:
-        end = max(heapq.heappop(self._cores), now) + self.draws.choice(self.cpu.atoms)
+        end = max(heapq.heappop(self._cores), now) + self.draws.choice(self.model.cpu.atoms)
         heapq.heappush(self._cores, end)
         return end
 
@@ -117,8 +130,8 @@ class World:
         while self._waiting and self._waiting[0][1] <= now:
             sent, end = self._waiting.popleft()
             self._done += 1
-            self._late += end - sent > self.plan.deadline_s
-            if sent + self.plan.travel_s <= self._answered_at:
+            self._late += end - sent > self.model.deadline_s
+            if sent + self.model.travel_s <= self._answered_at:
                 self._spaced += 1
                 self._spacing_s += end - self._answered_at
             self._answered_at = end

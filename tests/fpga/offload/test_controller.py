@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import numpy as np
 import pytest
 
 from fpga.offload.controller import DEAD_BAND, FIRST_PROBE_S, STEP_DOWN, STEP_S, STEP_UP, Observation, ShareController
-from fpga.offload.cost_model import PlacementChoice, forecast
-from fpga.offload.plan_search import SchedulePoint, ShareSchedule, search
-from fpga.offload.runtime import OffloadSettings, offload_of
-from tests.fpga.offload.offload_world import World, poisson
-from tests.fpga.offload.test_plan_search import machine, profile, workload
+from fpga.offload.model import ByRate
+from tests.fpga.offload.offload_world import MODEL, World, poisson
 
-TASK = workload(300, 20, 2)
-HOST = machine(places=32)
-
-
-@functools.cache
-def plan() -> OffloadSettings:
-    """An FPGA of 500 images a second beside two cores of 500 each."""
-    return offload_of(search([TASK], HOST), HOST)
+schedule = functools.cache(MODEL.schedule)
 
 
 def world(seed: int = 0) -> World:
-    return World(plan(), TASK.cpu, seed)
+    return World(MODEL, schedule(), seed)
 
 
 @pytest.mark.parametrize("rate_hz", [450.0, 800.0])
@@ -34,7 +23,7 @@ def test_share_comes_to_rest_where_it_was_planned(rate_hz: float) -> None:
     here = world()
     here.run(poisson(np.random.default_rng(1), (60, rate_hz)))
     shares = here.record.shares(20, 60)
-    assert abs(shares - plan().schedule.share(rate_hz)).max() < 0.12
+    assert abs(shares - schedule().at(rate_hz)).max() < 0.12
     assert np.mean(abs(np.diff(shares)) > 0) < 0.2
 
 
@@ -43,8 +32,7 @@ def test_latencies_are_those_that_were_predicted() -> None:
     here.run(poisson(np.random.default_rng(3), (100, 800.0)))
     latency, on_fpga = here.record.between(20, 100)
     share = float(np.mean(here.record.shares(20, 100)))
-    at_rate = dataclasses.replace(TASK, rate_hz=800.0)
-    (predicted,) = forecast([at_rate], [PlacementChoice(profile(), share)], HOST).workloads
+    predicted = MODEL.forecast(800.0, share)
     assert on_fpga.mean() == pytest.approx(predicted.fpga_share, rel=0.05)
     assert np.quantile(latency, 0.5) == pytest.approx(predicted.p50_s, rel=0.1)
     assert np.quantile(latency, 0.99) == pytest.approx(predicted.p99_s, rel=0.15)
@@ -55,9 +43,9 @@ def test_rate_step_is_followed_both_ways() -> None:
     here.run(poisson(np.random.default_rng(2), (20, 200), (30, 800), (30, 200)))
     low, high, again = (here.record.shares(t, t + 10).mean() for t in (10, 40, 70))
     assert low == again == 1.0
-    assert high == pytest.approx(plan().schedule.share(800), abs=0.08)
+    assert high == pytest.approx(schedule().at(800), abs=0.08)
     decided, _ = here.record.between(25, 50)
-    assert np.mean(decided > TASK.deadline_s) < 0.03
+    assert np.mean(decided > MODEL.deadline_s) < 0.03
 
 
 def test_slow_device_gets_less_and_a_mended_one_more_again() -> None:
@@ -70,7 +58,7 @@ def test_slow_device_gets_less_and_a_mended_one_more_again() -> None:
     assert during < 0.5 * before
     assert after > 0.9 * before
     late, _ = here.record.between(60, 80)
-    assert np.mean(late > TASK.deadline_s) < 0.05
+    assert np.mean(late > MODEL.deadline_s) < 0.05
 
 
 def test_dead_fpga_gets_nothing_but_probes_and_all_is_answered() -> None:
@@ -86,13 +74,11 @@ def test_dead_fpga_gets_nothing_but_probes_and_all_is_answered() -> None:
 
 
 def steady(share: float) -> ShareController:
-    return ShareController(ShareSchedule((SchedulePoint(1.0, share, 0.0, 0.0),)), 2e-3)
+    return ShareController(ByRate.always(share), 2e-3)
 
 
 def test_share_moves_in_bounded_steps() -> None:
-    controller = ShareController(
-        ShareSchedule((SchedulePoint(100.0, 1.0, 0.0, 0.0), SchedulePoint(200.0, 0.0, 0.0, 0.0))), 2e-3
-    )
+    controller = ShareController(ByRate((100.0, 200.0), (1.0, 0.0)), 2e-3)
     shares = [controller.step(Observation(25 if i < 40 else 50), i * STEP_S) for i in range(80)]
     steps = np.diff(shares)
     assert steps.max() <= STEP_UP + 1e-9
