@@ -29,7 +29,6 @@ def open_node_backend(
     kind: NodeBackendKind,
     model: bytes | Path,
     settings: FpgaSettings,
-    cache: Path | None,
     cores: int,
     clock: Clock,
     given_up: Future[None] | None = None,
@@ -40,7 +39,6 @@ def open_node_backend(
         kind: the kind of backend.
         model: the variant, which carries its integer graph.
         settings: the node's settings for the device.
-        cache: the cache folder, for compiled code; None takes the default.
         cores: processor cores that `fpga-offload` may use.
         clock: the node's.
         given_up: ends the wait for a device when it is done.
@@ -53,12 +51,12 @@ def open_node_backend(
     graph = graph_of(model)
     design = read_design(graph, settings.report, settings.folding, settings.clock_mhz)
     if kind == "fpga-ref":
-        return ReferenceBackend(graph, design, cache=cache)
+        return ReferenceBackend(graph, design)
     if kind == "fpga-sim":
         from fpga.backends.simulated import SimulatedBackend
 
         folding = design.folding or fastest(graph, device(SIMULATED_DEVICE)).folding
-        return SimulatedBackend(graph, replace(design, folding=folding), cache)
+        return SimulatedBackend(graph, replace(design, folding=folding))
     if settings.device is None:
         raise ConfigError(f"{kind}: missing the device's address, udp://HOST:PORT or serial:/dev/NAME")
     if kind == "fpga-device":
@@ -68,4 +66,4 @@ def open_node_backend(
     from fpga.offload.calibration import open_offload
 
     deadline_s = (DEADLINE_MS if settings.deadline_ms is None else settings.deadline_ms) * 1e-3
-    return open_offload(graph, settings.device, design, deadline_s, cores, clock, cache, given_up)
+    return open_offload(graph, settings.device, design, deadline_s, cores, clock, given_up)

@@ -154,7 +154,7 @@ class StageLoader:
 
             model, settings = load_variant(self._cache, config.task, variant), config.feature(FpgaSettings)
             cores, clock = usable_cores(), MonotonicClock()
-            return open_node_backend(kind, model, settings, self._cache, cores, clock, self._given_up)
+            return open_node_backend(kind, model, settings, cores, clock, self._given_up)
         return open_backend(
             kind,
             b"" if kind == "noop" else load_variant(self._cache, config.task, variant),

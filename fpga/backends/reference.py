@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +29,9 @@ class ReferenceBackend(FpgaBackend):
         graph: IntegerGraph,
         design: DesignInfo = UNKNOWN_DESIGN,
         kernel: KernelKind | None = None,
-        cache: Path | None = None,
     ) -> None:
         super().__init__(graph, design)
-        self._kernel = IntegerKernel(graph, None if cache is None else cache / "fpga", kernel)
+        self._kernel = IntegerKernel(graph, kernel)
         self._cycles_each: dict[CycleBasis, int] = {}
         self._seconds_each: dict[TimeBasis, float] = {}
         if (cycles := design.interval(graph)) is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,11 +24,11 @@ class SimulatedBackend(FpgaBackend):
 
     name = "fpga-sim"
 
-    def __init__(self, graph: IntegerGraph, design: DesignInfo, cache: Path | None = None) -> None:
+    def __init__(self, graph: IntegerGraph, design: DesignInfo) -> None:
         super().__init__(graph, design)
         if design.folding is None:
             raise CompileError(f"{graph.name}: fpga-sim needs a folding")
-        self._simulation = Simulation(graph, design.folding, cache)
+        self._simulation = Simulation(graph, design.folding)
 
     def _integers(self, batch: Pixels) -> NDArray[np.int32]:
         run = self._simulation.run(reference.planes(self.graph, batch))

@@ -9,7 +9,6 @@ and then renames it into the cache.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import importlib.metadata
 import os
@@ -23,6 +22,7 @@ from typing import Final
 
 from hawkvision.core.errors import CompileError
 from hawkvision.native.library import cpuinfo
+from hawkvision.system.build_cache import locked
 from hawkvision.system.subprocess_runner import run
 
 PACKAGES: Final = {
@@ -113,8 +113,7 @@ def _prepare(name: str, command: str, say: Say | None) -> None:
     note = cache / folder.with_suffix(".made-by")
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        with note.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(note.with_suffix(".lock")):
             if note.is_file() and note.read_text(encoding="utf-8") == made_by:
                 return
             for left in cache.glob(f".{name}-*"):  # by a process that was killed

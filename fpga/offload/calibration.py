@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -58,7 +57,6 @@ def open_offload(
     deadline_s: float,
     cores: int,
     clock: Clock,
-    cache: Path | None = None,
     given_up: Future[None] | None = None,
 ) -> OffloadBackend:
     """The device at `address` and the compiled kernel on `cores` as one backend.
@@ -70,7 +68,6 @@ def open_offload(
         deadline_s: the time within which 99 of 100 images are to be answered.
         cores: processor cores that compute images.
         clock: the node's.
-        cache: the cache folder for compiled code; None takes the default.
         given_up: ends the wait for the device when it is done.
 
     Raises:
@@ -78,7 +75,7 @@ def open_offload(
         BackendError: if the device does not answer, or differs from the kernel.
     """
     with contextlib.ExitStack() as opened:
-        cpu = opened.enter_context(contextlib.closing(ReferenceBackend(graph, design, cache=cache)))
+        cpu = opened.enter_context(contextlib.closing(ReferenceBackend(graph, design)))
         fpga = opened.enter_context(
             contextlib.closing(DeviceBackend(graph, address, design, ATTEMPTS, given_up=given_up))
         )

@@ -66,7 +66,7 @@ def plan(
     design = read_design(graph, report, folding, clock_mhz)
     chosen, clock_hz = design.folding or fastest(graph, device_of(device)).folding, design.clock_hz or CLOCK_MHZ * 1e6
     source = (folding or report or Path(f"fastest on an {device}")).name
-    service = _measured(graph, cache) if cpu_ms is None else ServiceTime.spread(cpu_ms * 1e-3, SPREAD)
+    service = _measured(graph) if cpu_ms is None else ServiceTime.spread(cpu_ms * 1e-3, SPREAD)
     sizes = graph.input.elements + FRAMING_BYTES, graph.classes * BYTES_PER_LOGIT + FRAMING_BYTES
     bytes_per_s = link_mbit * 1e6 / 8
     device_s, through_s = interval(graph, chosen) / clock_hz, latency(graph, chosen) / clock_hz
@@ -127,12 +127,12 @@ def _graph(task: str, variant: str, cache: Path | None) -> IntegerGraph:
     return graph_of(path)
 
 
-def _measured(graph: IntegerGraph, cache: Path | None) -> ServiceTime:
+def _measured(graph: IntegerGraph) -> ServiceTime:
     """The service time of one image on this machine, with the compiled kernel."""
     from fpga.backends.reference import ReferenceBackend
     from fpga.offload.calibration import measure_service
 
-    backend = ReferenceBackend(graph, cache=cache)
+    backend = ReferenceBackend(graph)
     try:
         return measure_service(backend, MEASURE_S)
     finally:

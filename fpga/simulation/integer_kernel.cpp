@@ -65,14 +65,13 @@ struct Layer {
 struct Network {
     int32_t count;
     const Layer* layers;
-    uint8_t fill[4];
 };
 
 // Outputs of a vector: how weights must be laid out.
 int32_t hv_lanes();
 
 int32_t hv_logits(
-    const Network* network, const uint8_t* pixels, int32_t planes, const uint8_t* mask, int64_t n, int32_t* logits);
+    const Network* network, const uint8_t* pixels, int32_t planes, int64_t n, int32_t* logits);
 }
 
 namespace {
@@ -228,22 +227,16 @@ inline void show(uint8_t* to, const uint8_t* pixel, int planes, int taken) {
         to[0] = uint8_t((77 * pixel[0] + 150 * pixel[1] + 29 * pixel[2] + 128) >> 8);
 }
 
-void take(
-    const Network& network, const Layer& layer, const uint8_t* pixels, int planes, const uint8_t* mask, uint8_t* inside) {
+void take(const Layer& layer, const uint8_t* pixels, int planes, uint8_t* inside) {
     const ptrdiff_t stride = stride_of(layer);
     for (int y = 0; y < layer.height; ++y, inside += stride) {
-        if (mask == nullptr && planes == layer.channels) {
+        if (planes == layer.channels) {
             std::memcpy(inside, pixels, size_t(layer.width) * planes);
             pixels += size_t(layer.width) * planes;
             continue;
         }
-        for (int x = 0; x < layer.width; ++x, pixels += planes) {
-            uint8_t* to = inside + ptrdiff_t(x) * layer.channels;
-            if (mask == nullptr || *mask++)
-                show(to, pixels, planes, layer.channels);
-            else
-                std::memcpy(to, y ? to - stride : network.fill, layer.channels);
-        }
+        for (int x = 0; x < layer.width; ++x, pixels += planes)
+            show(inside + ptrdiff_t(x) * layer.channels, pixels, planes, layer.channels);
     }
 }
 
@@ -253,10 +246,9 @@ int32_t hv_lanes() {
     return LANES;
 }
 
-// Logits (n, classes) of n images (height, width, planes), of which a mask (n, height, width) may say what arrived.
-// Several threads may call it at once. 0, or 1 if there is no memory.
+// Logits (n, classes) of n images (height, width, planes). Several threads may call it at once. 0, or 1 if there is no memory.
 int32_t hv_logits(
-    const Network* network, const uint8_t* pixels, int32_t planes, const uint8_t* mask, int64_t n, int32_t* logits) {
+    const Network* network, const uint8_t* pixels, int32_t planes, int64_t n, int32_t* logits) {
     const Layer* layers = network->layers;
     const Layer& last = layers[network->count - 1];
     size_t bytes = 0;
@@ -267,8 +259,7 @@ int32_t hv_logits(
     const size_t area = size_t(layers->height) * layers->width;
     for (int64_t image = 0; image < n; ++image) {
         uint8_t* maps = frames;
-        take(*network, *layers, pixels + image * area * planes, planes,
-             mask == nullptr ? nullptr : mask + image * area,
+        take(*layers, pixels + image * area * planes, planes,
              maps + layers->pad * (stride_of(*layers) + layers->channels));
         for (const Layer* layer = layers; layer != &last; ++layer) {
             uint8_t* const next = maps + frame_of(*layer);

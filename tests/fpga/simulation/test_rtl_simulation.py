@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -58,19 +55,13 @@ def test_missing_pixels_are_filled_as_in_the_reference(case: Case, device: Simul
     assert (run.logits == reference.logits(case.graph, shown)).all()
 
 
-@pytest.mark.parametrize("beats", [1, 23, 60])
-def test_reset_in_the_midst_of_an_image_leaves_nothing_behind(case: Case, device: Simulation, beats: int) -> None:
-    images = random_images(case.graph, 3, seed=5)
-    device.abandon(images, beats)
-    device.reset()
-    run = device.run(images)
-    assert (run.logits == reference.logits(case.graph, images)).all()
-
-
-def test_run_that_is_given_up_leaves_nothing_behind(case: Case, device: Simulation) -> None:
+@pytest.mark.parametrize("timeout_factor", [0.01, 0.1, 0.3])
+def test_reset_in_the_midst_of_an_image_leaves_nothing_behind(
+    case: Case, device: Simulation, timeout_factor: float
+) -> None:
     images = random_images(case.graph, 4, seed=7)
     with pytest.raises(BackendError, match="the simulated device gave"):
-        device.run(images[:1], timeout_factor=0.1)
+        device.run(images[:1], timeout_factor=timeout_factor)
     run = device.run(images[1:])
     assert (run.logits == reference.logits(case.graph, images[1:])).all()
 
@@ -97,13 +88,6 @@ def test_fashion_network_keeps_its_rate_within_a_per_cent() -> None:
 
 
 FIRST = next(iter(CASES.values()))
-
-
-def test_two_devices_do_not_share_their_state() -> None:
-    one, other = (Simulation(FIRST.graph, FIRST.folding) for _ in range(2))
-    images = random_images(FIRST.graph, 2)
-    one.abandon(images, 30)
-    assert (other.run(images).logits == reference.logits(FIRST.graph, images)).all()
 
 
 def test_other_shapes_are_refused() -> None:
@@ -136,24 +120,7 @@ def test_library_whose_memory_was_removed_is_built_anew() -> None:
     assert memory.read_bytes() == b"2a\n"
 
 
-def test_what_killed_builds_have_left_is_removed_a_day_later(tmp_path: Path) -> None:
-    old, new = tmp_path / "fpga" / ".sim-old", tmp_path / "fpga" / ".sim-new"
-    for left in (old, new):
-        (left / "cpp").mkdir(parents=True)
-    os.utime(old, (0, 0))
-    with pytest.raises(CompileError):
-        library(VerilatorDesign("broken", {"broken.sv": b"nonsense"}, b""), tmp_path)
-    assert not old.exists()
-    assert new.exists()
-
-
-def test_cache_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CompileError, match="file/fpga: a simulation cannot be built there: Not a directory"):
-        library(SMALL, tmp_path / "file")
-
-
-def test_sources_that_the_tool_refuses_are_quoted(tmp_path: Path) -> None:
+def test_sources_that_the_tool_refuses_are_quoted() -> None:
     broken = VerilatorDesign("broken", {"broken.sv": b"module broken(input wire clk);\n  nonsense\nendmodule\n"}, b"")
     with pytest.raises(CompileError, match=r"(?s)verilator on broken failed.*broken\.sv:3"):
-        library(broken, tmp_path)
+        library(broken)
