@@ -6,17 +6,18 @@ The build's folder keeps what each tool read and wrote.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fpga.compiler.device_families import BITSTREAM, FAMILIES
 from fpga.compiler.devices import FpgaDevice
-from fpga.compiler.emit import EmittedDesign, emit
+from fpga.compiler.emit import TOP, accumulator_bits, emit
 from fpga.compiler.folding import Folding, check_folding, cycles_of, format_folding, interval
 from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import (
@@ -35,12 +36,14 @@ from fpga.reports import energy
 from fpga.reports.build_report import BuildReport, NetlistProof, SeedResult, SwitchingCounts
 from fpga.reports.pages import TITLES
 from fpga.simulation.cell_layout import LANES
-from fpga.simulation.netlist_simulation import NetlistRun, NetlistSimulation, Words
+from fpga.simulation.netlist_simulation import NetlistSimulation, SwitchingActivity, Words
 from fpga.simulation.rtl_simulation import Simulation
 from hawkvision.core.errors import CompileError
 from hawkvision.core.types import Pixels
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
+
+Logits: TypeAlias = NDArray[np.int32]
 
 IMAGES_PER_LANE: Final = 4
 """Through the netlist, back to back, so that the pipeline is in its steady state during the second."""
@@ -106,25 +109,25 @@ def _locked(folder: Path) -> Iterator[None]:
 def _build(order: BuildOrder, say: Say) -> BuildReport:
     family = FAMILIES[order.device.family]
     tools = {name: version_of(name, say) for name in ("yosys", family.placer, family.packer)}
-    emitted = emit(order.graph, order.folding, order.folder)
+    sources = emit(order.graph, order.folding, order.folder)
     (order.folder / "folding.json").write_bytes(format_folding(order.folding))
     (order.folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's
-    made = _synthesise(order, emitted, say)
+    made = _synthesise(order, sources, say)
     attempts = _route(order, made, say)
     say("running the netlist")
-    run = run_netlist(order.graph, made.netlist, emitted.top, order.images)
-    proof = _compare(order, run, made)
+    logits, activity = run_netlist(order.graph, made.netlist, order.images)
+    proof = _compare(order, logits, activity, made)
     if proof.differing:
         raise CompileError(f"netlist: {proof.differing} of {proof.logits} logits differ from the reference")
     pack(made, order.device, routed(attempts)[0], say)  # only a proved netlist gets a bitstream
-    return _report(order, tools, made, attempts, run, proof)
+    return _report(order, tools, made, attempts, activity, proof)
 
 
-def _synthesise(order: BuildOrder, emitted: EmittedDesign, say: Say) -> SynthesisResult:
+def _synthesise(order: BuildOrder, sources: Sequence[Path], say: Say) -> SynthesisResult:
     family = order.device.family
     say(f"synthesising {order.graph.name} for {order.device.name}")
-    parameters = {"LOGIT_BITS": emitted.logit_bits} if FAMILIES[family].few_pins else {}
-    made = synthesise(emitted.sources, emitted.top, order.folder, family=family, parameters=parameters, say=say)
+    narrow = {"LOGIT_BITS": accumulator_bits(order.graph.stages[-1])} if FAMILIES[family].few_pins else {}
+    made = synthesise(sources, TOP, order.folder, family=family, parameters=narrow, say=say)
     needed = made.resources
     say(f"{needed.luts:,} {TITLES[family]['luts']}, {needed.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
     return made
@@ -152,7 +155,7 @@ def _report(
     tools: dict[str, str],
     made: SynthesisResult,
     attempts: list[Attempt],
-    run: NetlistRun,
+    activity: SwitchingActivity,
     proof: NetlistProof,
 ) -> BuildReport:
     graph, folding, device = order.graph, order.folding, order.device
@@ -183,19 +186,18 @@ def _report(
         simulated_cycles=simulated,
         latency_cycles=latency,
         proof=proof,
-        switching=_switching(run),
-        energy=energy.estimate(run.activity, 1, device, clock),
+        switching=_switching(activity),
+        energy=energy.estimate(activity, 1, device, clock),
         synthesis_cpu_s=made.cpu_s,
     )
 
 
 def run_netlist(
-    graph: IntegerGraph, netlist: Path, top: str, images: Pixels, per_lane: int = IMAGES_PER_LANE
-) -> NetlistRun:
+    graph: IntegerGraph, netlist: Path, images: Pixels, per_lane: int = IMAGES_PER_LANE
+) -> tuple[Logits, SwitchingActivity]:
     """Stream images through 64 copies of the netlist, `per_lane` each; activity is that of one image in steady state.
 
-    `NetlistRun.words` holds, per lane, the logits of its images as 32-bit words, sign-extended where the netlist gives
-    fewer bits. Lane l has the images l·per_lane … of the cyclically repeated ones.
+    The images are repeated cyclically; the logits (64 · per_lane, classes) are in their order.
 
     Raises:
         CompileError: if the netlist cannot be run, or gives too few logits.
@@ -203,12 +205,12 @@ def run_netlist(
     height, width, planes = graph.input.height, graph.input.width, graph.input.channels
     chosen = images[np.arange(LANES * per_lane) % len(images)]
     beats = chosen.reshape(LANES, per_lane * height * width, planes).astype(np.uint64)
-    simulation = NetlistSimulation(netlist, top)
+    simulation = NetlistSimulation(netlist, TOP)
     words: Words = np.full(beats.shape[:2], 1 << 8 * planes, np.uint64)
     for plane in range(planes):
         words |= beats[:, :, plane] << np.uint64(8 * plane)
     slow = height * width * planes + sum(stage.multiplications for stage in graph.stages)
-    run = simulation.stream(
+    taken, activity = simulation.stream(
         words,
         per_lane * graph.classes,
         inputs=("s_data", "s_mask"),
@@ -217,19 +219,12 @@ def run_netlist(
         counted=(graph.classes, 2 * graph.classes),
         limit=per_lane * slow + 10_000,
     )
-    missing = np.uint64(64 - len(simulation.nets("m_data")))
-    extended = (run.words << missing).view(np.int64) >> missing.astype(np.int64)
-    return replace(run, words=extended.astype(np.uint32).astype(np.uint64))
+    missing = np.uint64(64 - len(simulation.nets("m_data")))  # bits of the sign
+    signed = (taken << missing).view(np.int64) >> missing.astype(np.int64)
+    return signed.astype(np.int32).reshape(-1, graph.classes), activity
 
 
-def logits_of(run: NetlistRun, classes: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
-    """(images, classes), in the order of `run_netlist`."""
-    words = run.words.astype(np.uint32).view(np.int32)
-    return words.reshape(-1, classes)
-
-
-def _compare(order: BuildOrder, run: NetlistRun, made: SynthesisResult) -> NetlistProof:
-    given = logits_of(run, order.graph.classes)
+def _compare(order: BuildOrder, given: Logits, activity: SwitchingActivity, made: SynthesisResult) -> NetlistProof:
     distinct = min(len(given), len(order.images))
     expected = reference.logits(order.graph, order.images[np.arange(len(given)) % len(order.images)])
     return NetlistProof(
@@ -237,13 +232,12 @@ def _compare(order: BuildOrder, run: NetlistRun, made: SynthesisResult) -> Netli
         images_from=f"the first of {order.images_from}",
         logits=distinct * order.graph.classes,
         differing=int((given != expected).sum()),
-        cycles_per_image=float(run.activity.cycles),
+        cycles_per_image=float(activity.cycles),
         cells=dict(made.cells),
     )
 
 
-def _switching(run: NetlistRun) -> SwitchingCounts:
-    activity = run.activity
+def _switching(activity: SwitchingActivity) -> SwitchingCounts:
     return SwitchingCounts(
         inferences=LANES,
         net_toggles=activity.net_toggles,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from fpga.backends.reference import ReferenceBackend
+from fpga.backends.local import ReferenceBackend, SimulatedBackend
 from fpga.compiler.devices import device
 from fpga.compiler.folding_search import fastest
 from fpga.reports.build_report import read_design
@@ -53,8 +53,6 @@ def open_node_backend(
     if kind == "fpga-ref":
         return ReferenceBackend(graph, design)
     if kind == "fpga-sim":
-        from fpga.backends.simulated import SimulatedBackend
-
         folding = design.folding or fastest(graph, device(SIMULATED_DEVICE)).folding
         return SimulatedBackend(graph, replace(design, folding=folding))
     if settings.device is None:

@@ -6,7 +6,6 @@ The same graph and folding give the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,23 +35,11 @@ MODULES: Final = (
 """In reading order, before the top."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmittedDesign:
-    """A design on disk."""
-
-    folder: Path
-    sources: tuple[Path, ...]
-    """SystemVerilog, in reading order; the last is the top."""
-    memories: Mapping[str, Path]
-    """Contents of read-only memories, by the top's parameter that names the file. Tools that use the top's defaults
-    look for them in their working folder."""
-    logit_bits: int
-    """Width of the last stage's sums; the top's parameter LOGIT_BITS may be this low on devices with few pins."""
-    top: str = TOP
-
-
-def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> EmittedDesign:
+def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> list[Path]:
     """Write a design's files into a folder, which is created if missing.
+
+    Returns its SystemVerilog files in reading order, the top (`TOP`) last. Tools that use the top's defaults look for
+    the contents of memories in their working folder.
 
     Raises:
         CompileError: if the folding does not fit the graph, or the folder cannot be written to.
@@ -64,9 +51,7 @@ def emit(graph: IntegerGraph, folding: Folding, folder: Path) -> EmittedDesign:
             (folder / name).write_bytes(content)
     except OSError as error:
         raise CompileError(f"{folder}: cannot write the design: {error.strerror}") from None
-    memories = {parameter: folder / name for parameter, name in memory_names(graph)}
-    verilog = tuple(folder / name for name in files if name.endswith(".sv"))
-    return EmittedDesign(folder, verilog, memories, accumulator_bits(graph.stages[-1]))
+    return [folder / name for name in files if name.endswith(".sv")]
 
 
 def sources(graph: IntegerGraph, folding: Folding) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -111,12 +111,8 @@ class _StageChoice:
     resources: Resources
 
 
-@dataclass(frozen=True, slots=True)
-class _PartialDesign:
-    """The first stages of a graph."""
-
-    folds: tuple[StageFolding, ...]
-    resources: Resources
+_PartialDesign: TypeAlias = tuple[tuple[StageFolding, ...], Resources]
+"""The foldings of a graph's first stages, and what they take together."""
 
 
 class _FoldingSearch:
@@ -155,25 +151,27 @@ class _FoldingSearch:
         if limit < max(input_cycles(graph), graph.classes):
             return None
         front: Mapping[int, Sequence[_PartialDesign]] = {
-            graph.input.channels: [_PartialDesign((), of_frame(graph, self._device.family))]
+            graph.input.channels: [((), of_frame(graph, self._device.family))]
         }
         for stage in graph.stages:
             joined: dict[int, list[_PartialDesign]] = {}
             for lanes, parts in front.items():
                 for choice in self._unbeaten(stage, lanes, limit):
-                    for part in parts:
-                        resources = part.resources + choice.resources
+                    for folds, taken in parts:
+                        resources = taken + choice.resources
                         if resources.fits(self._budget):
-                            whole = _PartialDesign((*part.folds, choice.fold), resources)
-                            joined.setdefault(choice.fold.lanes, []).append(whole)
+                            joined.setdefault(choice.fold.lanes, []).append(((*folds, choice.fold), resources))
             front = {lanes: self._front(parts) for lanes, parts in joined.items()}
         parts = [part for found in front.values() for part in found]
         if not parts:
             return None
-        best = min(parts, key=lambda part: cost(part.resources, self._device))
-        folding = Folding(stages=dict(zip((stage.name for stage in graph.stages), best.folds, strict=True)))
+        folds, resources = min(parts, key=self._cost)
+        folding = Folding(stages=dict(zip((stage.name for stage in graph.stages), folds, strict=True)))
         check_folding(graph, folding)
-        return FoundFolding(folding, interval(graph, folding), best.resources)
+        return FoundFolding(folding, interval(graph, folding), resources)
+
+    def _cost(self, part: _PartialDesign) -> float:
+        return cost(part[1], self._device)
 
     def _unbeaten(self, stage: ConvStage, lanes: int, limit: int) -> list[_StageChoice]:
         """The choices that no other dominates, per number of output lanes, cheapest first."""
@@ -197,11 +195,11 @@ class _FoldingSearch:
         return known
 
     def _front(self, parts: Sequence[_PartialDesign]) -> list[_PartialDesign]:
-        ordered = sorted(parts, key=lambda part: cost(part.resources, self._device))
+        ordered = sorted(parts, key=self._cost)
         kept = np.empty((MAX_FRONT, len(Resources.__struct_fields__)), np.int64)
         front: list[_PartialDesign] = []
         for part in ordered:
-            needs = np.array(msgspec.structs.astuple(part.resources))
+            needs = np.array(msgspec.structs.astuple(part[1]))
             if not (kept[: len(front)] <= needs).all(axis=1).any():
                 kept[len(front)] = needs
                 front.append(part)

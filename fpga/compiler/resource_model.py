@@ -9,8 +9,7 @@ the error on other foldings. Families differ in their kinds of memory, so each h
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -156,12 +155,11 @@ MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
 above; waiting logits."""
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """A family's rules for memories."""
+    """A family's rules for memories. `shapes` are those of one block RAM, as words and bits per word."""
 
-    shapes: Sequence[tuple[int, int]]
-    """Shapes of one block RAM, as words and bits per word."""
+    def __init__(self, *shapes: tuple[int, int]) -> None:
+        self.shapes = shapes
 
     def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
         """The resources of a memory of `words` words of `width` bits."""
@@ -173,8 +171,6 @@ class MemoryRules:
 
 
 class _Ecp5Rules(MemoryRules):
-    __slots__ = ()
-
     def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
         small = -(-words // 16) * -(-width // 4)
         if role == "rom":
@@ -186,8 +182,6 @@ class _Ecp5Rules(MemoryRules):
 
 
 class _Ice40Rules(MemoryRules):
-    __slots__ = ()
-
     def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
         blocks = self.blocks(words, width)
         if role == "half row":
@@ -201,8 +195,8 @@ class _Ice40Rules(MemoryRules):
 
 
 RULES: Final[Mapping[FamilyName, MemoryRules]] = {
-    "ecp5": _Ecp5Rules(((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))),
-    "ice40": _Ice40Rules(((256, 16), (512, 8), (1024, 4), (2048, 2))),
+    "ecp5": _Ecp5Rules((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1)),
+    "ice40": _Ice40Rules((256, 16), (512, 8), (1024, 4), (2048, 2)),
 }
 
 

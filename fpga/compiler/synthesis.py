@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -131,14 +131,14 @@ def place_and_route(
         arguments = kind.route(device, seed, target_mhz or device.target_mhz)
         identity = " ".join([version, *arguments]).encode()
         tried = hashlib.sha256(identity + content).hexdigest()
-        kept = _SeedStore(folder / f"seed{seed}.done.json", tried, cpu_limit_s)
-        attempt = kept.read()
+        kept = folder / f"seed{seed}.done.json"
+        attempt = _read_attempt(kept, tried, cpu_limit_s)
         if attempt is None:
-            kept.path.unlink(missing_ok=True)  # it described files that are rewritten now
+            kept.unlink(missing_ok=True)  # it described files that are rewritten now
             ran = run(tool, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
             attempt = _attempt(ran, seed, made, device)
             if ran.status >= 0 or ran.stopped_at_limit:  # a killed run may succeed next time
-                kept.write(attempt, stopped=ran.stopped_at_limit)
+                _write_attempt(kept, tried, attempt, cpu_limit_s if ran.stopped_at_limit else None)
         yield attempt
 
 
@@ -152,31 +152,24 @@ class _SeedRecord(msgspec.Struct):
     unrouted: FailedRouting | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _SeedStore:
+def _read_attempt(path: Path, tried: str, cpu_limit_s: int) -> Attempt | None:
     """A seed's result on disk. A file of another trial, or one that cannot be read, counts as missing."""
+    try:
+        done = msgspec.json.decode(path.read_bytes(), type=_SeedRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if done.tried != tried or (done.stopped_at_s or cpu_limit_s) < cpu_limit_s:
+        return None
+    return done.routed or done.unrouted
 
-    path: Path
-    tried: str
-    cpu_limit_s: int
 
-    def read(self) -> Attempt | None:
-        try:
-            done = msgspec.json.decode(self.path.read_bytes(), type=_SeedRecord)
-        except (OSError, msgspec.DecodeError):
-            return None
-        if done.tried != self.tried or (done.stopped_at_s or self.cpu_limit_s) < self.cpu_limit_s:
-            return None
-        return done.routed or done.unrouted
-
-    def write(self, attempt: Attempt, *, stopped: bool) -> None:
-        routed_one = attempt if isinstance(attempt, RoutedDesign) else None
-        unrouted_one = attempt if isinstance(attempt, FailedRouting) else None
-        self.path.write_bytes(
-            msgspec.json.encode(
-                _SeedRecord(self.tried, self.cpu_limit_s if stopped else None, routed_one, unrouted_one)
-            )
-        )
+def _write_attempt(path: Path, tried: str, attempt: Attempt, stopped_at_s: int | None) -> None:
+    record = _SeedRecord(tried, stopped_at_s)
+    if isinstance(attempt, RoutedDesign):
+        record.routed = attempt
+    else:
+        record.unrouted = attempt
+    path.write_bytes(msgspec.json.encode(record))
 
 
 def _check_fits(needed: Resources, device: FpgaDevice) -> None:
@@ -184,14 +177,6 @@ def _check_fits(needed: Resources, device: FpgaDevice) -> None:
         want, has = getattr(needed, field), getattr(device.resources, field)
         if want > has:
             raise CompileError(f"{device.name}: the design needs {want} {field}, but there are {has}; fold it more")
-
-
-class _AchievedClock(msgspec.Struct):
-    achieved: float
-
-
-class _UsedCells(msgspec.Struct):
-    used: int
 
 
 class _CellPin(msgspec.Struct):
@@ -213,8 +198,10 @@ class _TimingPath(msgspec.Struct):
 
 
 class _NextpnrReport(msgspec.Struct):
-    fmax: dict[str, _AchievedClock]
-    utilization: dict[str, _UsedCells]
+    """nextpnr's report: of each clock what it `achieved`, of each kind of cell how many are `used`."""
+
+    fmax: dict[str, dict[Literal["achieved", "constraint"], float]]
+    utilization: dict[str, dict[Literal["available", "used"], int]]
     critical_paths: list[_TimingPath] = []
 
 
@@ -223,10 +210,10 @@ def _attempt(ran: CommandResult, seed: int, made: SynthesisResult, device: FpgaD
     if not ran.succeeded or not written.exists():
         return FailedRouting(seed, ran.complaint, ran.cpu_s)
     report = msgspec.json.decode(written.read_bytes(), type=_NextpnrReport)
-    used = {name: entry.used for name, entry in report.utilization.items()}
+    used = {name: entry["used"] for name, entry in report.utilization.items()}
     placed = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
     resources = msgspec.structs.replace(made.resources, **placed)
-    fmax = min((clock.achieved for clock in report.fmax.values()), default=0.0)
+    fmax = min((clock["achieved"] for clock in report.fmax.values()), default=0.0)
     return RoutedDesign(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
 
 

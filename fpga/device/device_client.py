@@ -13,7 +13,6 @@ import select
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fpga.device.frame_transport import DeviceLink
@@ -35,16 +34,16 @@ DeviceReply: TypeAlias = tuple[ImageAnswered, float, DeviceWelcome]
 """A device's answer to an image, the round trip in seconds, and the device, which may have been replaced meanwhile."""
 
 
-@dataclass(slots=True, eq=False)
 class PendingImage:
     """An image that waits for its answer."""
 
-    pixels: Rows
-    answer: Future[DeviceReply] = field(default_factory=Future)
-    sequence: int | None = None
-    since: float = 0.0
-    """When it was sent first."""
-    dropped: bool = False
+    def __init__(self, pixels: Rows) -> None:
+        self.pixels = pixels
+        self.answer: Future[DeviceReply] = Future()
+        self.sequence: int | None = None
+        self.since = 0.0
+        """When it was sent first."""
+        self.dropped = False
 
 
 class DeviceConnection:

@@ -75,15 +75,15 @@ HostEvent = DeviceWelcome | SessionRefused | ImageAnswered | ImageFailed
 """`DeviceWelcome`: the session is open, because the device is there and holds the right graph."""
 
 
-@dataclass(slots=True)
 class _OutgoingImage:
     """An image without an answer yet."""
 
-    pixels: Rows
-    due: float | None = None
-    """When to send it again; None while there is no session."""
-    attempts: int = 0
-    """Number of times it was sent."""
+    def __init__(self, pixels: Rows) -> None:
+        self.pixels = pixels
+        self.due: float | None = None
+        """When to send it again; None while there is no session."""
+        self.attempts = 0
+        """Number of times it was sent."""
 
 
 class HostSession:

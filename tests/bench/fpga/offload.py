@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 
 from fpga.backends.device import DeviceBackend
-from fpga.backends.reference import ReferenceBackend
+from fpga.backends.local import ReferenceBackend
 from fpga.compiler.devices import device
 from fpga.compiler.folding import format_folding, interval
 from fpga.compiler.folding_search import slowest_that_keeps_up

@@ -26,7 +26,7 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from fpga.compiler.devices import FamilyName, Resources
-from fpga.compiler.emit import emit
+from fpga.compiler.emit import TOP, emit
 from fpga.compiler.folding import Folding, StageFolding
 from fpga.compiler.resource_model import TABLES, LogicBits, ResourceWeights, absorbed, bits, of_graph
 from fpga.compiler.synthesis import synthesise
@@ -130,8 +130,8 @@ def large_cases() -> list[Case]:
 def synthesised(one: Case, family: FamilyName) -> Resources:
     """The resources that yosys counts."""
     with tempfile.TemporaryDirectory() as folder:
-        emitted = emit(one.graph, one.folding, Path(folder))
-        return synthesise(emitted.sources, emitted.top, Path(folder), family=family).resources
+        sources = emit(one.graph, one.folding, Path(folder))
+        return synthesise(sources, TOP, Path(folder), family=family).resources
 
 
 def row(one: Case, family: FamilyName) -> NDArray[np.float64]:

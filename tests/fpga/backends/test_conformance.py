@@ -12,8 +12,7 @@ import pytest
 
 from fpga.backends.base import FpgaCollector, FpgaCounts
 from fpga.backends.device import DeviceBackend
-from fpga.backends.reference import ReferenceBackend
-from fpga.backends.simulated import SimulatedBackend
+from fpga.backends.local import ReferenceBackend, SimulatedBackend
 from fpga.compiler.devices import Resources
 from fpga.compiler.folding import Folding, StageFolding, format_folding, interval
 from fpga.node_backend import NodeBackendKind, open_node_backend

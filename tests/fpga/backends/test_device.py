@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fpga.backends.device import DeviceBackend
-from fpga.backends.reference import ReferenceBackend
+from fpga.backends.local import ReferenceBackend
 from fpga.device.device_session import DeviceSession
 from fpga.device.frame_transport import UdpLink, open_link
 from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, RefusalReason, encode

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fpga.compiler.emit import MODULES, emit, sources, weight_memory
+from fpga.compiler.emit import MODULES, emit, memory_names, sources, weight_memory
 from fpga.compiler.folding import Folding, StageFolding, check_folding, dsp_blocks, packs
 from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import from_bytes, to_bytes
@@ -36,10 +36,11 @@ def test_another_weight_changes_only_a_memory_and_the_name_of_the_graph() -> Non
 
 
 def test_files_lie_in_reading_order_with_their_memories(tmp_path: Path) -> None:
-    made = emit(FIRST.graph, FIRST.folding, tmp_path / "design")
-    assert [path.name for path in made.sources] == [*MODULES, "hv_top.sv"]
-    assert made.memories["STAGE1_BIAS"].name == "stage1_bias.mem"
-    assert all(path.is_file() for path in (*made.sources, *made.memories.values()))
+    files = emit(FIRST.graph, FIRST.folding, tmp_path / "design")
+    assert [path.name for path in files] == [*MODULES, "hv_top.sv"]
+    memories = dict(memory_names(FIRST.graph))
+    assert memories["STAGE1_BIAS"] == "stage1_bias.mem"
+    assert all(path.is_file() for path in (*files, *(tmp_path / "design" / name for name in memories.values())))
 
 
 def test_memory_has_a_word_for_each_beat_with_the_first_weight_lowest() -> None:
