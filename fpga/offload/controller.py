@@ -62,9 +62,9 @@ class Observation:
     """Images that arrived, on either side."""
     fpga_done: int = 0
     fpga_late: int = 0
-    """Of the finished images: answered after the deadline."""
+    """Finished images that were answered after the deadline."""
     spaced: int = 0
-    """Of the finished images: answered while the device had been busy since the reply before."""
+    """Finished images that were answered while the device had been busy since the reply before."""
     spacing_s: float = 0.0
     """Sum of the times from the reply before to each of these."""
 

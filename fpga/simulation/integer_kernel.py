@@ -138,7 +138,7 @@ class _CompiledKernel:
             0 if requantise is None else requantise.pre_shift,
             1 if requantise is None else requantise.shift,
             0 if requantise is None else (1 << requantise.bits) - 1,
-            self._keep(_laid_out(conv, self._lanes)),
+            self._keep(_weight_vectors(conv, self._lanes)),
             self._keep(_whole_vectors(conv.bias, self._lanes)),
             self._keep(_whole_vectors(multiplier, self._lanes)),
         )
@@ -152,7 +152,7 @@ def _whole_vectors(values: NDArray[np.int32], lanes: int) -> NDArray[np.int32]:
     return np.pad(values, (0, -len(values) % lanes))
 
 
-def _laid_out(conv: Conv, lanes: int) -> NDArray[np.int8]:
+def _weight_vectors(conv: Conv, lanes: int) -> NDArray[np.int8]:
     """Weights as (vectors, kernel rows, groups, lanes, 4), as drawn at the top of `integer_kernel.cpp`."""
     rows = conv.weights.reshape(conv.channels, conv.kernel, -1)
     rows = np.pad(rows, ((0, -conv.channels % lanes), (0, 0), (0, -rows.shape[2] % 4)))
