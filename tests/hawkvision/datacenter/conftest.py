@@ -169,10 +169,25 @@ def service(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     stop_cleanly(running)
 
 
+NO_NAMESPACES = (
+    "unshare", "--user", "--map-current-user", "sh", "-c",
+    'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"', "sh",
+)  # fmt: skip
+"""Whoever is run like this may make no network namespace."""
+
+
+def can_forbid_namespaces() -> bool:
+    return subprocess.run([*NO_NAMESPACES, "true"], capture_output=True, check=False).returncode == 0
+
+
 @pytest.fixture(scope="package")
-def medium(models: Path) -> Iterator[Running]:
-    """One of a single stage. Tests of test_supervision.py kill parts of it and leave it ready; the last one ends it."""
-    running = start(models, "--variants", "medium")
+def medium(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One of a single stage, which shares the machine's network where that can be arranged.
+
+    Tests of test_supervision.py kill parts of it and leave it ready; the last one ends it.
+    """
+    words, log = ("--variants", "medium", "--ray-network", "auto"), tmp_path_factory.mktemp("medium") / "log"
+    running = start(models, *words, log=log, prefix=NO_NAMESPACES if can_forbid_namespaces() else ())
     yield running
     stop_cleanly(running)
 

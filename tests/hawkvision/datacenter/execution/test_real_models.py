@@ -15,16 +15,14 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest, IntermediateOffer
+from hawkvision.core.escalation_api import INFER_PATH, EscalationReply, EscalationRequest
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.types import LOGITS, Pixels
+from hawkvision.core.types import Pixels
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.tasks import class_scores
-from hawkvision.tasks.class_scores import Floats, Score, decided, score
+from hawkvision.tasks.class_scores import Floats, decided
 from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
 from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.images import encoded
@@ -114,24 +112,3 @@ def test_the_best_stage_is_the_numpy_average_of_its_members(tier: Tier) -> None:
     seen = [(v.name, view) for v in members for view in views(v, catalog, IMAGES[0])]
     expected = [softmax(np.log(opinion) / catalog.best.temperature) for opinion in opinions(seen)]
     assert any(np.allclose(served, each, rtol=0.0, atol=2e-5) for each in expected), (served, expected)
-
-
-def test_the_intermediate_stage_accepts_what_an_offline_computation_accepts(tier: Tier) -> None:
-    intermediate, best = tier.catalog.stages[0].name, tier.catalog.best.name
-    variant = next(v for v in tier.catalog.variants if v.name == intermediate)
-    path = artifact_path(cache_dir(), tier.catalog.task, intermediate)
-    backend = open_backend("onnxruntime", path, variant.input, len(tier.catalog.kind.labels))
-    inputs = [load_input(body, variant.input, max_pixels=10**7)[0][None] for body in IMAGES]
-    logits = np.concatenate([backend.infer(pixels)[LOGITS] for pixels in inputs])
-    backend.close()
-    expected = score(class_scores.softmax(logits, variant.temperature), Score.MARGIN).astype(np.float64)
-    threshold = float(np.median(expected))
-    request = EscalationRequest(
-        task=tier.catalog.task,
-        variant=intermediate,
-        intermediate=IntermediateOffer(Score.MARGIN, threshold, best),
-    )
-    replies = [tier.infer(body, request) for body in IMAGES]
-    assert [r.model == intermediate for r in replies] == (expected >= threshold).tolist()
-    stated = {i: r.score for i, r in enumerate(replies) if r.model == intermediate}
-    assert stated == {i: expected[i] for i in stated}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import selectors
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -35,21 +34,12 @@ def receives(process: subprocess.Popen[str]) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def listens(running: Running) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), 1.0).close()
-    except OSError:
-        return False
-    return True
-
-
 def runs(running: Running, title: str) -> bool:
     return any(title in line for line in marked_processes(running.mark))
 
 
 STAGES: dict[str, Callable[[Running], object]] = {
     "signals are heard": lambda running: until(lambda: receives(running.process)),
-    "the socket listens": lambda running: until(lambda: listens(running)),
     "Ray begins to start": lambda running: until(lambda: runs(running, "gcs_server")),
     "replicas are deployed": lambda running: until(lambda: runs(running, "ServeController")),
 }

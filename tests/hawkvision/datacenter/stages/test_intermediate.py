@@ -1,5 +1,5 @@
-"""An intermediate stage in the real tier, on a cascade of ten classes and 32 x 32 pixels whose answers depend on the
-image."""
+"""A real tier on ONNX Runtime: an intermediate stage, on a cascade of ten classes and 32 x 32 pixels whose answers
+depend on the image, beside a task whose model file is missing at first."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,11 +26,14 @@ from hawkvision.core.escalation_api import (
     StageList,
 )
 from hawkvision.core.types import LOGITS, Logits
+from hawkvision.datacenter.launch.isolation import family
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
 from hawkvision.tasks.class_scores import Floats, Probabilities, Score, average, score, softmax
 from tests.hawkvision.datacenter.conftest import Running, marked_processes, start, stop
+from tests.hawkvision.datacenter.launch.test_supervision import command_line
+from tests.hawkvision.datacenter.servers.test_service import ask
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks.classes import read_reply, top_k, write_labels
 from tests.images import encoded
@@ -38,6 +42,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 EXECUTION = "onnxruntime:CPUExecutionProvider"
 IMAGES = [encoded(height=32, width=32, seed=seed) for seed in range(40)]
+TASKS = ("tiny", "digits")
 VARIANTS = {"small": 0.5, "medium": 0.125}
 """Their temperatures."""
 ENSEMBLE_TEMPERATURE = 0.9
@@ -50,6 +55,8 @@ class Tier:
     running: Running
     manifest: Manifest
     cache: Path
+    away: Path
+    """Where the model file of the task `digits` is, instead of beside that."""
 
     def get(self, path: str) -> bytes:
         return self._send("GET", path, None, {})
@@ -67,12 +74,12 @@ class Tier:
         return payload
 
 
-def write_cascade(root: Path) -> None:
+def write_cascade(root: Path, task: str) -> None:
     """A manifest below models/ and its two models below cache/."""
     entries = []
     for seed, (name, temperature) in enumerate(VARIANTS.items()):
         model = tiny_classifier(32, 32, classes=10, seed=seed)
-        path = artifact_path(root / "cache", "tiny", name)
+        path = artifact_path(root / "cache", task, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(model)
         entries.append(
@@ -88,13 +95,13 @@ sha256 = "{hashlib.sha256(model).hexdigest()}"
 temperature = {temperature}
 """
         )
-    head = 'format = 1\ntask = "tiny"\nlabels = "labels.txt"\nclasses = 10\n[cascade]\nedge = ["small"]\n'
+    head = f'format = 1\ntask = "{task}"\nlabels = "labels.txt"\nclasses = 10\n[cascade]\nedge = ["small"]\n'
     head += 'dc = ["medium", "committee"]\ndefault_edge = "small"\n'
     tail = '[[ensembles]]\nname = "committee"\nmembers = ["small", "medium"]\nhorizontal_flip = true\n'
     tail += f"temperature = {ENSEMBLE_TEMPERATURE}\n"
-    (root / "models" / "tiny").mkdir(parents=True)
-    (root / "models" / "tiny" / "manifest.toml").write_text(head + "".join(entries) + tail)
-    write_labels(root / "models" / "tiny")
+    (root / "models" / task).mkdir(parents=True)
+    (root / "models" / task / "manifest.toml").write_text(head + "".join(entries) + tail)
+    write_labels(root / "models" / task)
 
 
 PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:])"
@@ -104,11 +111,14 @@ PARENT = "import subprocess, sys; subprocess.run(sys.argv[1:])"
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tier]:
     root = tmp_path_factory.mktemp("tiny")
-    write_cascade(root)
-    models = root / "models"
-    words = ("--tasks", "tiny", "--backend", "onnxruntime", "--with-parent")
-    running = start(models, *words, prefix=(sys.executable, "-c", PARENT), cache_dir=str(root / "cache"))
-    yield Tier(running, load_manifest("tiny", models), root / "cache")
+    for task in TASKS:
+        write_cascade(root, task)
+    file = artifact_path(root / "cache", "digits", "medium")
+    away = file.rename(file.with_suffix(".away"))
+    words = ("--tasks", ",".join(TASKS), "--backend", "onnxruntime", "--num-cpus", "1", "--with-parent")
+    prefix = (sys.executable, "-c", PARENT)
+    running = start(root / "models", *words, log=root / "log", prefix=prefix, cache_dir=str(root / "cache"))
+    yield Tier(running, load_manifest("tiny", root / "models"), root / "cache", away)
     stop(running)
 
 
@@ -141,6 +151,37 @@ def asked(kind: Score, accept_score: float) -> EscalationRequest:
     return EscalationRequest(
         task="tiny", variant="medium", top_k=10, intermediate=IntermediateOffer(kind, accept_score, "committee")
     )
+
+
+def states(tier: Running) -> dict[str, Any]:
+    """The body of /readyz, by task."""
+    reply = ask(tier, path="/readyz")
+    assert reply.status == 200
+    return {each["task"]: each for each in reply.json["tasks"]}
+
+
+def test_a_task_without_its_file_fails_alone_and_is_served_once_it_is_mended(tier: Tier) -> None:
+    running, file = tier.running, tier.away.with_suffix(".onnx")
+    before = replicas(running)
+    found = states(running)
+    assert {task: each["status"] for task, each in found.items()} == {"tiny": "ready", "digits": "failed"}
+    assert f"{file}: the model file is missing" in found["digits"]["reason"]
+    assert ask(running, IMAGES[0], task="tiny").status == 200
+    refused = ask(running, IMAGES[0], task="digits")
+    assert (refused.status, str(file) in refused.body.decode()) == (503, True)
+    assert [ask(running, path=f"/v1/stages?task={task}").status for task in TASKS] == [200, 503]
+    tier.away.rename(file)
+    wait_until(lambda: states(running)["digits"]["status"] == "ready")
+    answer = ask(running, IMAGES[0], task="digits")
+    assert (answer.status, read_reply(answer.body).model) == (200, "committee")
+    assert replicas(running) == before
+    assert running.log is not None
+    log = running.log.read_text()
+    assert log.count("task digits cannot be served: ") == log.count("task digits is served now") == 1
+
+
+def replicas(tier: Running) -> list[int]:
+    return [pid for pid in family(tier.process.pid) if "ServeReplica" in command_line(pid)]
 
 
 def test_a_threshold_of_zero_always_ends_at_the_intermediate_stage_and_one_above_all_scores_never(tier: Tier) -> None:
