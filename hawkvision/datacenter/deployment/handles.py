@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 from ray.exceptions import RayActorError
@@ -26,6 +26,7 @@ from hawkvision.datacenter.deployment.messages import (
     decode_reply,
     encode_request,
 )
+from hawkvision.datacenter.deployment.presence import PolledPresence
 from hawkvision.datacenter.stages.catalog import Group
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest
 
@@ -39,26 +40,6 @@ AnswerT = TypeVar("AnswerT")
 
 class ReplicaGone(NotReady):
     """The replica is gone; another one may take the request."""
-
-
-class ReplicaPresence(Protocol):
-    """Knows which groups have live replicas."""
-
-    def is_absent(self, group: str) -> bool:
-        """Whether no replica of the group is live."""
-        ...
-
-    def problem(self, group: str) -> str:
-        """Why its replicas are refused; empty if they are not, or there are none."""
-        ...
-
-    def waiting(self, group: str) -> set[asyncio.Timeout]:
-        """The timers of the requests that wait for the group; all expire when it has no live replica any more."""
-        ...
-
-    def record_reply(self, group: str) -> None:
-        """A replica of the group has answered a request."""
-        ...
 
 
 _Methods: TypeAlias = tuple[Any, Any]
@@ -97,7 +78,7 @@ class HandleVariants:
         self,
         groups: Sequence[Group],
         handles: Sequence[DeploymentHandle],
-        presence: ReplicaPresence | None = None,
+        presence: PolledPresence | None = None,
     ) -> None:
         """Access to `groups` by their `handles`.
 
@@ -211,7 +192,7 @@ class HandleVariants:
             waiting.discard(timer)
 
 
-def _no_replica(group: str, presence: ReplicaPresence) -> NotReady:
+def _no_replica(group: str, presence: PolledPresence) -> NotReady:
     problem = presence.problem(group)
     return NotReady(f"{group!r} has no live replica" + (f": {problem}" if problem else ""))
 

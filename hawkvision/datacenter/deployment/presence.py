@@ -93,7 +93,7 @@ class _NoReplica(Exception):
 
 
 class PolledPresence:
-    """Probes each group through its handle. See `handles.ReplicaPresence`.
+    """Knows which groups have live replicas: probes each through its handle.
 
     A probe may queue behind requests, so their answers count as well. A replica of another version counts as none, and
     so does one that cannot load its models.
@@ -145,15 +145,15 @@ class PolledPresence:
             await self._all_probed.wait()
 
     def is_absent(self, group: str) -> bool:
-        """See `handles.ReplicaPresence`."""
+        """Whether no replica of the group is live."""
         return group in self._absent
 
     def waiting(self, group: str) -> set[asyncio.Timeout]:
-        """See `handles.ReplicaPresence`."""
+        """The timers of the requests that wait for the group; all expire when it has no live replica any more."""
         return self._waiting[group]
 
     def record_reply(self, group: str) -> None:
-        """See `handles.ReplicaPresence`."""
+        """Note that a replica of the group has answered a request."""
         self._replied_at[group] = asyncio.get_running_loop().time()
 
     def problem(self, group: str) -> str:

@@ -34,25 +34,51 @@ from hawkvision.datacenter.deployment.messages import (
 from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
 from hawkvision.datacenter.execution.replica import Replica
 
+log = logging.getLogger("hawkvision.datacenter")
+
 EXPECTED = (RequestError, DeadlineMissed, Overloaded, NotReady)
 """Errors that are replied, not raised. Ray logs raised errors with tracebacks, so callers could fill the disk."""
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+"""Pauses between loads double from the first to this one: a load may read and hash gigabytes."""
+_REASON_CHARS: Final = 1000
 
 
 class ReplicaEndpoint:
     """A replica in one of Ray's processes; see `messages` for what its methods take and return."""
 
-    def __init__(self, settings: ProcessSettings, another_serves: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Without models; Serve calls `reconfigure` next, which loads them. See `ServedModels` for the arguments."""
-        self._models = ServedModels(settings, another_serves)
+    def __init__(self, process: ProcessSettings, another_serves: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Without models; Serve calls `reconfigure` next, which loads them.
+
+        Args:
+            process: what this process keeps.
+            another_serves: whether another replica of the group has loaded its models. Without it a failed first load
+                is raised.
+        """
+        self._replica: Replica | None = None
+        self._failed = ""
+        """Why there are no models; empty if there are, or before the first load."""
+        self._refused = ""
+        """Why the newest settings are not in use; empty if they are."""
+        self._process = process
+        self._another_serves = another_serves
+        self._superseded = False
+        self._wanted: dict[str, Any] = {}
+        self._turn = asyncio.Lock()
+        """Held while models are loaded."""
+        self._retrying: asyncio.Task[None] | None = None
 
     @property
     def replica(self) -> Replica:
-        """What runs the models, once `reconfigure` has loaded them.
+        """What runs the models.
 
         Raises:
-            NotReady: if they cannot be loaded.
+            NotReady: if they cannot be loaded; gives the reason.
         """
-        return self._models.ready()
+        if self._replica is None:
+            raise NotReady(f"its models cannot be loaded: {self._failed}" if self._failed else "its models are loading")
+        return self._replica
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take the models and limits of `GroupSettings`, at the start and whenever Serve has new ones.
@@ -61,25 +87,39 @@ class ReplicaEndpoint:
         nothing then, because Serve would stop it.
 
         Raises:
-            ConfigError, ArtifactError, BackendError: if the first settings cannot be used; see `ServedModels`.
+            ConfigError, ArtifactError, BackendError, Exception: if the first models cannot be loaded, and this process
+                may not wait for better ones.
         """
-        await self._models.configure(user_config)
+        async with self._turn:
+            self._wanted = user_config
+            if self._replica is not None:
+                await self._replace(self._replica)
+                return
+            try:
+                await self._load()
+            except Exception as error:
+                if self._another_serves is None or await self._another_serves():
+                    raise
+                self._fail(error)
+                self._retrying = self._retrying or asyncio.create_task(self._retry())
 
     async def check_health(self) -> None:
         """Infer with each model, unless images do. Serve calls this at the start and regularly.
 
         Raises:
-            BackendError: if a model fails or is stuck; Serve then replaces the replica.
+            BackendError: if a model fails or is stuck, or if this process has none and another replica serves; Serve
+                then replaces the replica.
         """
-        await self._models.check_health()
+        if self._replica is not None:
+            await self._replica.check_health()
+        elif self._superseded:
+            raise BackendError(f"the models cannot be loaded here, and another replica serves: {self._failed}")
 
     async def present(self, _protocol: int) -> bytes:
         """The presence, whatever the caller's version: the caller compares."""
-        models = self._models
-        if models.replica is None:
-            return encode_presence(Presence(PROTOCOL, __version__, failed=models.failed or "its models are loading"))
-        running = models.replica
-        return encode_presence(Presence(PROTOCOL, __version__, running.statement, running.backends, models.refused))
+        if (running := self._replica) is None:
+            return encode_presence(Presence(PROTOCOL, __version__, failed=self._failed or "its models are loading"))
+        return encode_presence(Presence(PROTOCOL, __version__, running.statement, running.backends, self._refused))
 
     async def classify(self, protocol: int, image: bytes, request: bytes) -> bytes:
         """All parts of the answer to an image, or the error.
@@ -113,103 +153,27 @@ class ReplicaEndpoint:
             async for part in parts:
                 yield part
 
-
-log = logging.getLogger("hawkvision.datacenter")
-
-_FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 30.0
-"""Pauses between loads double from the first to this one: a load may read and hash gigabytes."""
-_REASON_CHARS: Final = 1000
-
-
-class ServedModels:
-    """What runs the models, once they are loaded."""
-
-    def __init__(self, process: ProcessSettings, another_serves: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """No models yet.
-
-        Args:
-            process: what this process keeps.
-            another_serves: whether another replica of the group has loaded its models. Without it a failed first load
-                is raised.
-        """
-        self.replica: Replica | None = None
-        self.failed = ""
-        """Why there are no models; empty if there are, or before the first load."""
-        self.refused = ""
-        """Why the newest settings are not in use; empty if they are."""
-        self._process = process
-        self._another_serves = another_serves
-        self._superseded = False
-        self._wanted: dict[str, Any] = {}
-        self._turn = asyncio.Lock()
-        """Held while models are loaded."""
-        self._retrying: asyncio.Task[None] | None = None
-
-    async def configure(self, user_config: dict[str, Any]) -> None:
-        """Take the models and limits of `GroupSettings`.
-
-        Models that run are kept if the new ones cannot be used.
-
-        Raises:
-            ConfigError, ArtifactError, BackendError, Exception: if the first models cannot be loaded, and this process
-                may not wait for better ones.
-        """
-        async with self._turn:
-            self._wanted = user_config
-            if self.replica is not None:
-                await self._replace(self.replica)
-                return
-            try:
-                await self._load()
-            except Exception as error:
-                if self._another_serves is None or await self._another_serves():
-                    raise
-                self._fail(error)
-                self._retrying = self._retrying or asyncio.create_task(self._retry())
-
-    def ready(self) -> Replica:
-        """What runs the models.
-
-        Raises:
-            NotReady: if they cannot be loaded; gives the reason.
-        """
-        if self.replica is None:
-            raise NotReady(f"its models cannot be loaded: {self.failed}" if self.failed else "its models are loading")
-        return self.replica
-
-    async def check_health(self) -> None:
-        """Infer with each model, unless images do.
-
-        Raises:
-            BackendError: if a model fails or is stuck, or if this process has none and another replica serves.
-        """
-        if self.replica is not None:
-            await self.replica.check_health()
-        elif self._superseded:
-            raise BackendError(f"the models cannot be loaded here, and another replica serves: {self.failed}")
-
     async def _load(self) -> None:
         settings = GroupSettings.from_user_config(self._wanted)
-        self.replica = await asyncio.to_thread(Replica, self._process, settings)
-        self.failed = ""
+        self._replica = await asyncio.to_thread(Replica, self._process, settings)
+        self._failed = ""
 
     async def _replace(self, replica: Replica) -> None:
         try:
             await replica.reconfigure(GroupSettings.from_user_config(self._wanted))
-            self.refused = ""
+            self._refused = ""
         except Exception as error:
             if not isinstance(error, HawkVisionError):  # a library may raise anything about a file
                 log.exception("settings could not be taken")
-            self.refused = f"new settings refused, the old ones stay in use: {_reason(error)}"
-            log.error("%s", self.refused)
+            self._refused = f"new settings refused, the old ones stay in use: {_reason(error)}"
+            log.error("%s", self._refused)
 
     def _fail(self, error: Exception) -> None:
         """Keep the reason, and log it unless it is the one of the last attempt."""
         reason = _reason(error)
-        if reason != self.failed:
+        if reason != self._failed:
             log.error("task %s cannot be served: %s", self._wanted.get("task"), reason)
-        self.failed = reason
+        self._failed = reason
 
     async def _retry(self) -> None:
         assert self._another_serves is not None, "else the first failure was raised"
@@ -218,7 +182,7 @@ class ServedModels:
             await asyncio.sleep(pause_s)
             pause_s = min(2.0 * pause_s, _LONGEST_PAUSE_S)
             async with self._turn:
-                if self.replica is not None:
+                if self._replica is not None:
                     break
                 try:
                     await self._load()

@@ -21,7 +21,26 @@ _ASK_S: Final = 2.0
 """Between two questions to Serve's controller. Meanwhile the replicas may admit too few, or for as long too many."""
 
 
-class AdmissionShare:
+class Watch:
+    """What runs beside the requests. `start` within a running loop of a Serve replica."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Run from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        raise NotImplementedError
+
+
+class AdmissionShare(Watch):
     """Tells an ingress replica how many requests it may have inside: the limit divided by the number of replicas.
 
     Serve's replica context gives a number only for a fixed number of replicas, so a scaled one is asked for.
@@ -40,7 +59,6 @@ class AdmissionShare:
         self._on_change = on_change
         self._scales = scales
         self._replicas = replicas
-        self._task: asyncio.Task[None] | None = None
         on_change(share(limit, replicas))
 
     def set_limit(self, limit: int) -> None:
@@ -48,19 +66,10 @@ class AdmissionShare:
         self._limit = limit
         self._on_change(share(limit, self._replicas))
 
-    def start(self) -> None:
-        """Follow the number of replicas, if it may change. Needs Serve's replica context."""
-        if self._scales and self._task is None:
-            self._task = asyncio.create_task(self._follow())
-
-    async def close(self) -> None:
-        """Follow it no more."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    async def _follow(self) -> None:
+    async def _run(self) -> None:
+        """Follow the number of replicas, if it may change."""
+        if not self._scales:
+            return
         context = serve.get_replica_context()
         while True:
             try:
@@ -94,7 +103,7 @@ _LOST_AFTER: Final = 2
 """Failures in a row. The head counts as gone 4 s after its death at the latest, and one slow accept does not count."""
 
 
-class HeadWatch:
+class HeadWatch(Watch):
     """Connects to the head's control service again and again, and sends nothing. Used on one event loop."""
 
     def __init__(self, address: str, on_change: Callable[[bool], None]) -> None:
@@ -107,19 +116,8 @@ class HeadWatch:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._on_change = on_change
-        self._watching: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Watch from now on."""
-        self._watching = asyncio.create_task(self._watch())
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         failures = 0
         while True:
             before, failures = failures, 0 if await self._is_there() else failures + 1
@@ -151,7 +149,7 @@ MAX_SERIES: Final = 4096
 """Per ingress replica. Tasks, stages, variants, paths and status codes make some hundreds."""
 
 
-class RayMetrics:
+class RayMetrics(Watch):
     """Copies a registry to Ray's metrics while it runs. `start` within a running loop of a Serve replica."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -160,20 +158,8 @@ class RayMetrics:
         """Ray's counters and gauges, by name."""
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
         """The published value of each series; at most `MAX_SERIES`."""
-        self._publishing: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Publish from now on."""
-        self._publishing = asyncio.create_task(self._publish_regularly())
-
-    async def close(self) -> None:
-        """Stop."""
-        if self._publishing is not None:
-            self._publishing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._publishing
-
-    async def _publish_regularly(self) -> None:
+    async def _run(self) -> None:
         failed = False
         while True:
             try:

@@ -26,7 +26,7 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence, ServeStates
-from hawkvision.datacenter.ingress.cluster_watch import AdmissionShare, HeadWatch, RayMetrics
+from hawkvision.datacenter.ingress.cluster_watch import AdmissionShare, HeadWatch, RayMetrics, Watch
 from hawkvision.datacenter.ingress.public_server import PublicServer
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.servers.served_task import TaskState
@@ -101,12 +101,12 @@ class Ingress:
         least = config.ingress_min_replicas
         scales = launcher is None and least != config.ingress_max_replicas
         self._share = AdmissionShare(max_in_flight(config, catalogs), least, tier.set_limit, scales=scales)
-        self._head: HeadWatch | None = None
+        self._watches: list[Watch] = [self._share]
         if launcher is None and not config.survives_head:  # a launcher watches its own Ray
             address = ray.get_runtime_context().gcs_address
-            self._head = HeadWatch(address, partial(setattr, tier, "has_head"))
-        # Behind a launcher, Ray's endpoints cannot be reached.
-        self._ray_metrics = RayMetrics(tier.metrics.registry) if launcher is None else None
+            self._watches.append(HeadWatch(address, partial(setattr, tier, "has_head")))
+        if launcher is None:  # behind a launcher, Ray's endpoints cannot be reached
+            self._watches.append(RayMetrics(tier.metrics.registry))
         self._describing: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> Response:
@@ -151,11 +151,8 @@ class Ingress:
         for task, variants in self._variants.items():
             self._server.tier.set_variants(task, variants)
         self._reloads.start()
-        self._share.start()
-        if self._head is not None:
-            self._head.start()
-        if self._ray_metrics is not None:
-            self._ray_metrics.start()
+        for watch in self._watches:
+            watch.start()
         if self._public is not None:
             self._public.start()
 
@@ -177,11 +174,8 @@ class Ingress:
         """Answer the requests inside, and accept no more at the public sockets; Serve drains its own before."""
         if self._public is not None:
             await self._public.drain(DRAIN_S)
-        await self._share.close()
-        if self._head is not None:
-            await self._head.close()
-        if self._ray_metrics is not None:
-            await self._ray_metrics.close()
+        for watch in self._watches:
+            await watch.close()
         await self._reloads.close()
 
 

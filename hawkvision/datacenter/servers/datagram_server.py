@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client.registry import Collector
 
+from hawkvision.core.errors import TooLarge
 from hawkvision.core.escalation_api import (
     DatagramEndpoint,
     EscalationReply,
@@ -22,7 +23,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_datagram,
 )
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.servers.service import DATAGRAM_PATH, FrontEnd, TierService
+from hawkvision.datacenter.servers.service import DATAGRAM_PATH, ObservedRequest, TierService
 from hawkvision.datacenter.stages.catalog import Catalog
 from hawkvision.servers.keys import INFER, Keys
 from hawkvision.tasks.kind import TaskKind
@@ -50,7 +51,9 @@ class TierDatagramServer:
     """The tier's end of the datagram transport. Made by `open`; close it."""
 
     def __init__(self, tier: TierService, max_body_bytes: int, keys: Keys) -> None:
-        self._front_end = FrontEnd(tier, keys, max_body_bytes)
+        self._tier = tier
+        self._max_body_bytes = max_body_bytes
+        self._keys = keys
         self._server: DatagramListener | None = None
         self.offered: OfferedEndpoint
 
@@ -99,8 +102,8 @@ class TierDatagramServer:
         Raises:
             HawkVisionError: as over HTTP.
         """
-        with self._front_end.observe(DATAGRAM_PATH) as observed:
-            self._front_end.keys.admit(incoming.caller, INFER)
+        with ObservedRequest(self._tier, DATAGRAM_PATH) as observed:
+            self._keys.admit(incoming.caller, INFER)
             request, trace = parse_escalation_datagram(incoming.template, incoming.meta)
             observed.use_trace(trace)
             observed.task, observed.stage = request.task, request.variant
@@ -114,9 +117,10 @@ class TierDatagramServer:
         if incoming.deadline is not None:
             left_ms = incoming.deadline.remaining_ms(asyncio.get_running_loop().time())
             request = msgspec.structs.replace(request, deadline_ms=left_ms)
-        admitted = self._front_end.tier.admit(request)
+        admitted = self._tier.admit(request)
         with admitted.in_flight():
-            self._front_end.check_size(len(image.body))
+            if (size := len(image.body)) > self._max_body_bytes:
+                raise TooLarge(f"the image has {size} bytes; at most {self._max_body_bytes} are read")
             kind = admitted.kind
             reply = await admitted.run(
                 image.body, lambda partial: incoming.send_interim(_encoded(kind, partial, image))

@@ -44,7 +44,7 @@ from hawkvision.core.escalation_api import (
 from hawkvision.core.logs import REQUEST_ID_HEADER
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.trace_context import parse_traceparent
-from hawkvision.datacenter.servers.service import CALLER_GONE, AdmittedRequest, FrontEnd, TierService
+from hawkvision.datacenter.servers.service import CALLER_GONE, AdmittedRequest, ObservedRequest, TierService
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
 from hawkvision.servers.keys import Keys, needed_scopes
@@ -73,13 +73,12 @@ class HttpServer:
         self.tier.metrics.watch_keys(keys.counts)
         self.transports: Callable[[], Transports] = Transports
         """The reply to `GET /v1/transport`."""
-        self._front_end = FrontEnd(self.tier, keys, max_body_bytes)
         self._root_path = route_prefix.rstrip("/")
         self._bodies = Bodies(max_body_bytes, self.tier.metrics.received_bytes)
 
     def set_max_body_bytes(self, most: int) -> None:
         """Read bodies of at most this many bytes from now on."""
-        self._front_end.max_body_bytes = self._bodies.max_body_bytes = most
+        self._bodies.max_body_bytes = most
 
     async def asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server as an ASGI application for HTTP at a listener of its own; uvicorn is told to send nothing else."""
@@ -92,11 +91,9 @@ class HttpServer:
         """The reply to one request; errors become their documented bodies and statuses."""
         path, headers = _path_of(request.scope), request.headers
         trace = parse_traceparent(headers.get(TRACE_HEADER))
-        observing = self._front_end.observe(
-            path if path in _METHODS else "other", trace, headers.get(REQUEST_ID_HEADER)
-        )
+        named = path if path in _METHODS else "other"
         try:
-            with observing as observed:
+            with ObservedRequest(self.tier, named, trace, headers.get(REQUEST_ID_HEADER)) as observed:
                 observed.task, observed.stage = headers.get(TASK_HEADER), headers.get(VARIANT_HEADER)
                 try:
                     response = await self._route(request, path)

@@ -1,6 +1,6 @@
 """The service behind each server of the tier: check a request, admit it, run its stages, build the reply.
 
-    server ── a request's head ──► FrontEnd.observe: counts it, names it in the log, maps exceptions
+    server ── a request's head ──► ObservedRequest: counts it, names it in the log, maps exceptions
            ── EscalationRequest ──► admit ─┬─ unknown task or stage, not ready, too late, full ──► error
                                            └─ AdmittedRequest ── image ──► in_flight ─┬─ full ──► error
                                                                                       └─ run ─┬─► EscalationReply
@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, HawkVisionError, InternalError, NotFound, NotReady, TooLarge
+from hawkvision.core.errors import DeadlineMissed, HawkVisionError, InternalError, NotFound, NotReady
 from hawkvision.core.escalation_api import (
     INFER_PATH,
     EscalationReply,
@@ -38,7 +38,6 @@ from hawkvision.datacenter.servers.served_task import ServedTask, TaskState
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants, run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
 from hawkvision.datacenter.stages.ensemble import StageResult, VariantAnswer
-from hawkvision.servers.keys import Keys
 from hawkvision.tasks.kind import TaskKind
 
 DATAGRAM_PATH: Final = "datagram"
@@ -313,13 +312,16 @@ CALLER_GONE: Final = 499
 
 
 class ObservedRequest:
-    """Logs and counts what happens in its block as one request. Made by `FrontEnd.observe`.
+    """Logs and counts what happens in its block as one request.
 
     The block raises `InternalError` in place of what is no `HawkVisionError`: one request's defect, which is logged,
     must not reach the next.
     """
 
-    def __init__(self, tier: TierService, path: str, trace: TraceContext | None, request_id: str | None) -> None:
+    def __init__(
+        self, tier: TierService, path: str, trace: TraceContext | None = None, request_id: str | None = None
+    ) -> None:
+        """Begin it, for the metrics' `path`, with the caller's trace and own id."""
         self.span = trace.child() if trace else start_trace()
         self.request_id = bind_request(request_id, self.span)
         self.task: str | None = None
@@ -350,34 +352,6 @@ class ObservedRequest:
         if isinstance(error, Exception) and not isinstance(error, HawkVisionError):
             log.error("unexpected failure", exc_info=error)
             raise InternalError("internal error; the datacenter's log has the details") from None
-
-
-class FrontEnd:
-    """A tier, the keys of its callers and the limits of their requests."""
-
-    def __init__(self, tier: TierService, keys: Keys, max_body_bytes: int) -> None:
-        self.tier = tier
-        self.keys = keys
-        self.max_body_bytes = max_body_bytes
-
-    def observe(self, path: str, trace: TraceContext | None = None, request_id: str | None = None) -> ObservedRequest:
-        """Begin a request.
-
-        Args:
-            path: the metrics' path.
-            trace: the caller's trace context.
-            request_id: the caller's own id.
-        """
-        return ObservedRequest(self.tier, path, trace, request_id)
-
-    def check_size(self, size: int) -> None:
-        """Check an image whose bytes are here already.
-
-        Raises:
-            TooLarge: if it has more than `max_body_bytes`.
-        """
-        if size > self.max_body_bytes:
-            raise TooLarge(f"the image has {size} bytes; at most {self.max_body_bytes} are read")
 
 
 def reply_of(
