@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import cv2
 import numpy as np
-import typer
+from msgspec import Meta
 
 from fpga.compiler.devices import FpgaDevice, devices
 from fpga.compiler.devices import device as device_of
@@ -19,7 +20,9 @@ from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import ROUTE_CPU_S
 from fpga.reports import pages
 from fpga.reports.build_report import read
+from hawkvision.cli.options import CacheDir
 from hawkvision.core.advice import advise
+from hawkvision.core.command_line import ARGUMENT, Group
 from hawkvision.core.errors import CompileError, ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.integer.artifact import graph_of
@@ -29,47 +32,37 @@ from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
 
-app = typer.Typer(no_args_is_help=True, help="Quantised networks on an FPGA: fold, estimate, build, report.")
-
 MAX_MHZ: Final = 1000.0
 """Higher than any supported device's clock network allows."""
 NOISE_IMAGES: Final = 64
 
-Task = Annotated[str, typer.Option(help="The task whose quantised variant is used.")]
+Task = Annotated[str, Meta(description="The task whose quantised variant is used.")]
 Variant = Annotated[
-    str | None, typer.Option(help="The quantised variant; default: the task's stage for FPGAs, or the model's name.")
+    str | None, Meta(description="The quantised variant; default: the task's stage for FPGAs, or the model's name.")
 ]
-ModelFile = Annotated[Path | None, typer.Option("--model", help="A QONNX file instead of the task's built variant.")]
-DeviceName = Annotated[str, typer.Option("--device", help=f"The device: {', '.join(devices())}.")]
-FoldingFile = Annotated[Path | None, typer.Option("--folding", help="A folding file; default: found by search.")]
-Rate = Annotated[
-    float | None, typer.Option(min=0.1, max=1e9, help="Images per second to keep up with; default: the most.")
-]
-Clock = Annotated[
-    float | None, typer.Option("--mhz", min=1, max=MAX_MHZ, help="Clock to plan with; default: the device's usual.")
-]
-CacheDir = Annotated[Path | None, typer.Option(help="Folder of built models; default: ~/.cache/hawkvision.")]
+ModelFile = Annotated[Path | None, Meta(description="A QONNX file instead of the task's built variant.")]
+DeviceName = Annotated[str, Meta(description=f"The device: {', '.join(devices())}.")]
+FoldingFile = Annotated[Path | None, Meta(description="A folding file; default: found by search.")]
+Rate = (
+    Annotated[float, Meta(ge=0.1, le=1e9, description="Images per second to keep up with; default: the most.")] | None
+)
+Clock = Annotated[float, Meta(ge=1, le=MAX_MHZ, description="Clock to plan with; default: the device's usual.")] | None
 
 # Options of `build` alone.
-Seeds = Annotated[int, typer.Option(min=1, max=64, help="Number of placements to try.")]
-TargetMhz = Annotated[
-    float | None, typer.Option(min=1, max=MAX_MHZ, help="Clock that the placer aims at; default: the device's usual.")
-]
+Seeds = Annotated[int, Meta(ge=1, le=64, description="Number of placements to try.")]
+TargetMhz = (
+    Annotated[float, Meta(ge=1, le=MAX_MHZ, description="Clock that the placer aims at; default: the device's usual.")]
+    | None
+)
 RouteCpuS = Annotated[
-    int, typer.Option(min=10, max=86_400, help="CPU seconds that placing and routing one seed may take.")
+    int, Meta(ge=10, le=86_400, description="CPU seconds that placing and routing one seed may take.")
 ]
-PinsFile = Annotated[
-    Path | None,
-    typer.Option(exists=True, dir_okay=False, help="LPF file (iCE40: PCF); default: only the clock has a fixed pin."),
-]
-Labelled = Annotated[Path | None, typer.Option(help="Labelled images for proof and switching; default: noise.")]
-BuildDir = Annotated[
-    Path | None, typer.Option(file_okay=False, help="Folder of the build; default: ./fpga-<task>-<variant>-<device>.")
-]
-ReportsDir = Annotated[Path | None, typer.Option(file_okay=False, help="Another folder to write the report to.")]
+PinsFile = Annotated[Path | None, Meta(description="LPF file (iCE40: PCF); default: only the clock has a fixed pin.")]
+Labelled = Annotated[Path | None, Meta(description="Labelled images for proof and switching; default: noise.")]
+BuildDir = Annotated[Path | None, Meta(description="Folder of the build; default: ./fpga-<task>-<variant>-<device>.")]
+ReportsDir = Annotated[Path | None, Meta(description="Another folder to write the report to.")]
 
 
-@app.command()
 def build(
     task: Task = "fashion_mnist",
     variant: Variant = None,
@@ -125,14 +118,13 @@ def build(
         route_cpu_s=route_cpu_s,
         pins=pins,
     )
-    typer.echo(f"{order.command}, in {order.folder}", err=True)
-    report = run(order, lambda line: typer.echo(line, err=True))
+    print(f"{order.command}, in {order.folder}", file=sys.stderr)
+    report = run(order, lambda line: print(line, file=sys.stderr))
     for folder in filter(None, (order.folder, reports_dir)):
         written = pages.write(report, folder, name)
-    typer.echo(f"{report.rate:,.0f} inferences/s at {report.median_mhz:.1f} MHz (median); report: {written[1]}")
+    print(f"{report.rate:,.0f} inferences/s at {report.median_mhz:.1f} MHz (median); report: {written[1]}")
 
 
-@app.command()
 def fold(
     task: Task = "fashion_mnist",
     variant: Variant = None,
@@ -140,18 +132,17 @@ def fold(
     device: DeviceName = "lfe5u-45f",
     rate: Rate = None,
     mhz: Clock = None,
-    out: Annotated[Path, typer.Option(help="The folding file to write.")] = Path("folding.json"),
+    out: Annotated[Path, Meta(description="The folding file to write.")] = Path("folding.json"),
     cache_dir: CacheDir = None,
 ) -> None:
     """Search for a folding and write it to a file that you can edit."""
     graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
     found = _search(graph, chip, rate, mhz)
     write_atomic(out, format_folding(found.folding))
-    typer.echo(_estimated(graph, chip, found.folding, mhz))
-    typer.echo(f"written to {out}")
+    print(_estimated(graph, chip, found.folding, mhz))
+    print(f"written to {out}")
 
 
-@app.command()
 def estimate(
     task: Task = "fashion_mnist",
     variant: Variant = None,
@@ -164,14 +155,19 @@ def estimate(
 ) -> None:
     """Estimate resources and speed of a folding without running any tool."""
     graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
-    typer.echo(_estimated(graph, chip, _folding(graph, chip, folding, rate, mhz), mhz))
+    print(_estimated(graph, chip, _folding(graph, chip, folding, rate, mhz), mhz))
 
 
-@app.command()
-def report(files: Annotated[list[Path], typer.Argument(help="JSON files of reports.")]) -> None:
+def report(files: Annotated[list[Path], Meta(description="JSON files of reports.", extra=ARGUMENT)]) -> None:
     """Print one report as Markdown, or several as a table."""
     reports = [read(file) for file in files]
-    typer.echo(pages.markdown(reports[0]) if len(reports) == 1 else pages.summary(reports), nl=False)
+    print(pages.markdown(reports[0]) if len(reports) == 1 else pages.summary(reports), end="")
+
+
+COMMANDS: Final = Group(
+    "Quantised networks on an FPGA: fold, estimate, build, report.",
+    {"": {"build": build, "fold": fold, "estimate": estimate, "report": report}},
+)
 
 
 def _command(options: Mapping[str, object]) -> str:

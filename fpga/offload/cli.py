@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
+from msgspec import Meta
 
 from fpga.compiler.devices import device as device_of
 from fpga.compiler.folding import interval, latency
@@ -17,6 +17,7 @@ from fpga.compiler.folding_search import fastest
 from fpga.offload.model import ByRate, Forecast, OffloadModel
 from fpga.offload.queueing import ServiceTime
 from fpga.reports.build_report import read, read_design
+from hawkvision.cli.options import CacheDir
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError
 from hawkvision.integer.artifact import graph_of
@@ -33,33 +34,30 @@ BYTES_PER_LOGIT: Final = 4
 FRAMING_BYTES: Final = 64
 """Approximate bytes around an image's pixels, and around its logits."""
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
-
-@app.command()
 def plan(
-    task: Annotated[str, typer.Option(help="The task whose quantised variant is used.")] = "fashion_mnist",
-    rate: Annotated[float, typer.Option(min=0.001, max=1e9, help="Images per second.")] = 100.0,
-    deadline_ms: Annotated[float, typer.Option(min=0.001, help="Deadline for 99 of 100 images.")] = 20,
-    variant: Annotated[str | None, typer.Option(help="The variant; default: the task's for FPGAs.")] = None,
-    device: Annotated[str, typer.Option(help="lfe5u-25f, lfe5u-45f or lfe5u-85f.")] = "lfe5u-45f",
-    folding: Annotated[Path | None, typer.Option(help="The design's folding; default: built, else searched.")] = None,
-    report: Annotated[Path | None, typer.Option(help="The report of the design's build.")] = None,
-    clock_mhz: Annotated[float | None, typer.Option(min=1, max=1e4, help="Default: the build's, else 120.")] = None,
-    cpu_ms: Annotated[float | None, typer.Option(min=1e-6, max=1e6, help="Per image; default: measured now.")] = None,
-    cores: Annotated[int | None, typer.Option(min=1, max=1024, help="Number of cores; default: all usable.")] = None,
-    link_mbit: Annotated[float, typer.Option(min=0.001, help="Mbit/s between host and FPGA.")] = 100.0,
-    link_ms: Annotated[float, typer.Option(min=0, help="One-way delay beside the transfer.")] = 0.1,
-    host_ms: Annotated[float, typer.Option(min=0, max=1e6, help="CPU time to send an image and read its reply.")] = 0.2,
-    places: Annotated[int, typer.Option(min=1, max=200, help="Images on their way to the FPGA at once.")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    cache: Annotated[Path | None, typer.Option("--cache-dir", help="Folder of built models.")] = None,
-) -> None:
+    task: Annotated[str, Meta(description="The task whose quantised variant is used.")] = "fashion_mnist",
+    rate: Annotated[float, Meta(ge=0.001, le=1e9, description="Images per second.")] = 100.0,
+    deadline_ms: Annotated[float, Meta(ge=0.001, description="Deadline for 99 of 100 images.")] = 20,
+    variant: Annotated[str | None, Meta(description="The variant; default: the task's for FPGAs.")] = None,
+    device: Annotated[str, Meta(description="lfe5u-25f, lfe5u-45f or lfe5u-85f.")] = "lfe5u-45f",
+    folding: Annotated[Path | None, Meta(description="The design's folding; default: built, else searched.")] = None,
+    report: Annotated[Path | None, Meta(description="The report of the design's build.")] = None,
+    clock_mhz: Annotated[float, Meta(ge=1, le=1e4, description="Default: the build's, else 120.")] | None = None,
+    cpu_ms: Annotated[float, Meta(ge=1e-6, le=1e6, description="Per image; default: measured now.")] | None = None,
+    cores: Annotated[int, Meta(ge=1, le=1024, description="Number of cores; default: all usable.")] | None = None,
+    link_mbit: Annotated[float, Meta(ge=0.001, description="Mbit/s between host and FPGA.")] = 100.0,
+    link_ms: Annotated[float, Meta(ge=0, description="One-way delay beside the transfer.")] = 0.1,
+    host_ms: Annotated[float, Meta(ge=0, le=1e6, description="CPU time to send an image and read its reply.")] = 0.2,
+    places: Annotated[int, Meta(ge=1, le=200, description="Images on their way to the FPGA at once.")] = 16,
+    json_: Annotated[bool, Meta(description="Print one JSON document.")] = False,
+    cache_dir: CacheDir = None,
+) -> int:
     """Plan which share of the images an FPGA computes; exit status 1 if no share keeps the deadline."""
     variant = variant or load_manifest(task, models_dir(None, task)).cascade.fpga
     if variant is None:
         raise ConfigError(f"task {task!r} has no variant for FPGAs; name a quantised variant")
-    graph = _graph(task, variant, cache)
+    graph = _graph(task, variant, cache_dir)
     built = REPORTS / f"{task}-{variant}-{device}.json"
     if report is None and folding is None and built.is_file() and read(built).graph_sha256 == graph.sha256:
         report = built
@@ -85,24 +83,21 @@ def plan(
     share = model.best_share(rate)
     forecasts = {each: model.forecast(rate, each) for each in sorted({0.0, share, 1.0})}
     feasible = forecasts[share].p99_s <= model.deadline_s and forecasts[share].cpu_load < model.cores
-    if as_json:
+    if json_:
         found = {"feasible": feasible, "share": share, "design": source, "cpu_ms": service.mean_s * 1e3}
         found |= {"cores": model.cores, "forecasts": [_row(each, made) for each, made in forecasts.items()]}
-        typer.echo(json.dumps(found))
+        print(json.dumps(found))
     else:
-        typer.echo(
-            f"{task}/{variant} at {rate:g}/s, deadline {deadline_ms:g} ms for 99 of 100 images, {model.cores} cores"
-        )
-        typer.echo(
+        print(f"{task}/{variant} at {rate:g}/s, deadline {deadline_ms:g} ms for 99 of 100 images, {model.cores} cores")
+        print(
             f"FPGA: {source}, {device_s * 1e3:.3g} ms an image; "
             f"a core takes {service.mean_s * 1e3:.3g} ms ± {service.variation:.0%}"
         )
         for each, made in forecasts.items():
             _show(each, made, chosen=each == share)
         if not feasible:
-            typer.echo("No share keeps the deadline; this one comes nearest.")
-    if not feasible:
-        raise typer.Exit(1)
+            print("No share keeps the deadline; this one comes nearest.")
+    return int(not feasible)
 
 
 def _row(share: float, made: Forecast) -> dict[str, float | None]:
@@ -112,7 +107,7 @@ def _row(share: float, made: Forecast) -> dict[str, float | None]:
 
 
 def _show(share: float, made: Forecast, *, chosen: bool) -> None:
-    typer.echo(
+    print(
         f"{'->' if chosen else '  '} {share:6.1%} to the FPGA, which answers {made.fpga_share:.1%} and is busy "
         f"{made.fpga_load:.1%}; {made.cpu_load:.3f} CPU seconds per second; "
         f"P50 {made.p50_s * 1e3:.2f} ms, P99 {made.p99_s * 1e3:.2f} ms"

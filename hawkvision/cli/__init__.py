@@ -6,27 +6,21 @@ Exit status: 0 done, 1 an error that was explained on standard error, 2 a wrong 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Final
 
-import typer
+from msgspec import Meta
 
-from hawkvision.cli import certification, classify, keys, servers, tools
-from hawkvision.cli.models import adding, building, own
-from hawkvision.cli.options import PASS_ON
-from hawkvision.core import logs
+from hawkvision.cli import certification, classify, keys, models, own_models, servers, tools
+from hawkvision.cli.options import remember_places
+from hawkvision.core import command_line, logs
+from hawkvision.core.command_line import Group
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.version import __version__
 from hawkvision.system.child_server import exit_on_sigterm
 from hawkvision.system.closed_output import quiet_without_reader
 from hawkvision.system.unicode_fallback import write_anything
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Modeless vision inference: state the accuracy you need, not the model.",
-)
 
 EXTRA_OF: Final = {
     "onnx": "build",
@@ -38,69 +32,88 @@ EXTRA_OF: Final = {
 """The extra of this package for each optional library."""
 
 
+def _before(
+    version: Annotated[bool, Meta(description="Print the version.")] = False,
+    log_level: Annotated[
+        LogLevel,
+        Meta(description="Log level of commands, not of servers.", extra={"variable": "HAWKVISION_LOG_LEVEL"}),
+    ] = "warning",
+    log_format: Annotated[
+        LogFormat, Meta(description="Format of log lines.", extra={"variable": "HAWKVISION_LOG_FORMAT"})
+    ] = "text",
+) -> int | None:
+    """Options of every command."""
+    logs.configure(log_level, log_format)
+    if version:
+        print(f"hawkvision {__version__}")
+    return 0 if version else None
+
+
+MODELS: Final = Group(
+    "Build, bring, check and list models.",
+    {
+        "": {
+            "build": models.models_build,
+            "list": models.models_list,
+            "verify": models.models_verify,
+            "equivalence": models.models_equivalence,
+            "add": own_models.models_add,
+            "check": own_models.models_check,
+            "quantize": own_models.models_quantize,
+        }
+    },
+)
+KEYS: Final = Group(
+    "Manage the key file of a server (--keys-file).",
+    {"": {"add": keys.keys_add, "list": keys.keys_list, "remove": keys.keys_remove}},
+)
+COMMANDS: Final = Group(
+    "Modeless vision inference: state the accuracy you need, not the model.",
+    {
+        "Serve": {"up": servers.up, "demo": tools.demo, "edge": servers.EDGE, "dc": servers.DC},
+        "Ask and test": {
+            "classify": classify.classify,
+            "detect": classify.detect,
+            "infer": classify.infer,
+            "load": tools.LOAD,
+        },
+        "Models and guarantees": {
+            "models": MODELS,
+            "calibrate": certification.calibrate,
+            "certify": certification.certify,
+            "seal": certification.seal_file,
+            "report": certification.REPORT,
+            "fpga": tools.FPGA,
+            "plan": tools.PLAN,
+        },
+        "Operate": {"keys": KEYS, "doctor": tools.doctor},
+    },
+    _before,
+)
+"""Every command of `hawkvision`."""
+
+
 def main() -> None:
     """Run the command of this process's command line."""
     write_anything()
     with quiet_without_reader():
-        _run()
+        exit_on_sigterm()  # so that a compiler started by a command ends, too
+        sys.exit(run(sys.argv[1:]))
 
 
-def _run() -> None:
-    exit_on_sigterm()  # so that a compiler started by a command ends, too
+def run(words: Sequence[str]) -> int:
+    """Run a command and give its exit status; errors are explained on standard error.
+
+    Raises:
+        SystemExit: after `--help`, and for a wrong command line.
+    """
     try:
-        app(obj=logs.configure)
+        return command_line.run(COMMANDS, words, "hawkvision", remember_places)
     except HawkVisionError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        print(f"error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
         extra = EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        typer.echo(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", err=True)
-        sys.exit(1)
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    log_level: Annotated[
-        LogLevel, typer.Option(envvar="HAWKVISION_LOG_LEVEL", help="Log level of commands, not of servers.")
-    ] = "warning",
-    log_format: Annotated[
-        LogFormat, typer.Option(envvar="HAWKVISION_LOG_FORMAT", help="Format of log lines.")
-    ] = "text",
-) -> None:
-    """Options of every command."""
-    if context.obj is not None:  # the console script, which configures logging itself
-        context.obj(log_level, log_format)
-    if version:
-        typer.echo(f"hawkvision {__version__}")
-        raise typer.Exit
-
-
-SERVE: Final = "Serve"
-ASK: Final = "Ask and test"
-MODELS: Final = "Models and guarantees"
-OPERATE: Final = "Operate"
-
-app.command(rich_help_panel=SERVE)(servers.up)
-app.command(rich_help_panel=SERVE)(tools.demo)
-app.add_typer(servers.edge_app, name="edge", rich_help_panel=SERVE)
-app.add_typer(servers.dc_app, name="dc", rich_help_panel=SERVE)
-app.command(rich_help_panel=ASK)(classify.classify)
-app.command(rich_help_panel=ASK)(classify.detect)
-app.command(rich_help_panel=ASK)(classify.infer)
-app.command("load", context_settings=PASS_ON, rich_help_panel=ASK)(tools.load_test)
-building.models_app.command("add")(adding.models_add)
-building.models_app.command("check")(own.models_check)
-building.models_app.command("quantize")(own.models_quantize)
-app.add_typer(building.models_app, name="models", rich_help_panel=MODELS)
-app.command(rich_help_panel=MODELS)(certification.calibrate)
-app.command(rich_help_panel=MODELS)(certification.certify)
-app.command("seal", rich_help_panel=MODELS)(certification.seal_file)
-app.add_typer(certification.report_app, name="report", rich_help_panel=MODELS)
-app.command("fpga", context_settings=PASS_ON, rich_help_panel=MODELS)(tools.fpga_command)
-app.command("plan", context_settings=PASS_ON, rich_help_panel=MODELS)(tools.plan_command)
-app.add_typer(keys.keys_app, name="keys", rich_help_panel=OPERATE)
-app.command(rich_help_panel=OPERATE)(tools.doctor)
+        print(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", file=sys.stderr)
+    return 1

@@ -3,49 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from msgspec import Meta
 
-from hawkvision.cli.options import CacheDir, ClassMap, CleanIds, ModelsDir, Profile, Task, TrainedImages
+from hawkvision.cli.options import CacheDir, ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
+from hawkvision.core.command_line import ARGUMENT, Group
 
 if TYPE_CHECKING:
     from hawkvision.cascade.certification.profile import Profile as CalibratedProfile
-
-report_app = typer.Typer(no_args_is_help=True, help="Pages that show what was measured.")
 
 
 def calibrate(
     data: Annotated[
         Path | None,
-        typer.Option(help="Labelled images: a directory per class, npz, COCO json or YOLO folders; or --design."),
+        Meta(description="Labelled images: a directory per class, npz, COCO json or YOLO folders; or --design."),
     ] = None,
     task: Task = "imagenet",
-    edge: Annotated[list[str] | None, typer.Option(help="Edge stages to certify; default: the cascade's.")] = None,
-    best: Annotated[str | None, typer.Option(help="The stage to certify against; default: the cascade's best.")] = None,
+    edge: Annotated[list[str] | None, Meta(description="Edge stages to certify; default: the cascade's.")] = None,
+    best: Annotated[str | None, Meta(description="The stage to certify against; default: the cascade's best.")] = None,
     intermediate: Annotated[
-        str | None, typer.Option(help="A stage between them, or `none`; default: the cascade's.")
+        str | None, Meta(description="A stage between them, or `none`; default: the cascade's.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Where the profile goes; default: beside the manifest of a task of your own, else ./profile.json."
-        ),
+        Meta(description="Where the profile goes; default: beside the manifest of your own task, else ./profile.json."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split.")] = 2405,
+    seed: Annotated[int, Meta(description="Of the split.")] = 2405,
     datagram: Annotated[
-        bool, typer.Option("--lossy", help="Certify for lossy links too; takes 20 times as long.")
+        bool, Meta(description="Certify for lossy links too; takes 20 times as long.", extra={"name": "--lossy"})
     ] = False,
     certify_data: Annotated[
-        Path | None,
-        typer.Option(help="Labelled images that served no choice, to certify on; default: part of --data."),
+        Path | None, Meta(description="Labelled images that served no choice, to certify on; default: part of --data.")
     ] = None,
     design: Annotated[
-        Path | None, typer.Option(help="A profile to certify anew on --certify-data, instead of measuring --data.")
+        Path | None, Meta(description="A profile to certify anew on --certify-data, instead of measuring --data.")
     ] = None,
-    compared: Annotated[
-        int, typer.Option(min=1, help="Configurations ever compared on the certifying images: divides delta.")
-    ] = 1,
+    compared: Compared = 1,
     class_map: ClassMap = None,
     clean_ids: CleanIds = None,
     trained_images: TrainedImages = "refuse",
@@ -117,19 +111,15 @@ def _print_summary(profile: CalibratedProfile, path: Path, models: Path) -> None
 
 
 def certify(
-    data: Annotated[Path, typer.Option(help="The site's images: labelled, or with --unlabelled a plain folder.")],
+    data: Annotated[Path, Meta(description="The site's images: labelled, or with --unlabelled a plain folder.")],
     task: Task = "imagenet",
-    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Certify by agreement, without labels.")] = False,
-    edge: Annotated[list[str] | None, typer.Option(help="Edge stages to certify; default: the profile's.")] = None,
-    delta: Annotated[float, typer.Option(min=0.001, max=0.5, help="Probability that a certificate is wrong.")] = 0.05,
-    compared: Annotated[
-        int, typer.Option(min=1, help="Configurations ever compared on these very images: divides delta.")
-    ] = 1,
+    unlabelled: Annotated[bool, Meta(description="Certify by agreement, without labels.")] = False,
+    edge: Annotated[list[str] | None, Meta(description="Edge stages to certify; default: the profile's.")] = None,
+    compared: Compared = 1,
     class_map: ClassMap = None,
     clean_ids: CleanIds = None,
     trained_images: TrainedImages = "refuse",
-    betting: Annotated[bool, typer.Option("--betting", help="By betting: a second opinion, somewhat weaker.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where they go; default: ./certificates.json.")] = None,
+    out: Annotated[Path | None, Meta(description="Where they go; default: ./certificates.json.")] = None,
     profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
@@ -150,8 +140,6 @@ def certify(
         path,
         labelled=not unlabelled,
         edges=tuple(edge or ()),
-        delta=delta,
-        betting=betting,
         compared=compared,
         profile=profile,
         reading=LabelReading(class_map, clean_ids, Trained(trained_images)),
@@ -180,7 +168,9 @@ def certify(
 
 
 def seal_file(
-    files: Annotated[list[Path], typer.Argument(help="Profiles or a site's certificates, written in place.")],
+    files: Annotated[
+        list[Path], Meta(description="Profiles or a site's certificates, written in place.", extra=ARGUMENT)
+    ],
 ) -> None:
     """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
     from hawkvision.cascade.certification.profile_files import seal
@@ -188,14 +178,13 @@ def seal_file(
 
     for path in files:
         write_atomic(path, seal(path))
-        typer.echo(f"sealed: {path}")
+        print(f"sealed: {path}")
 
 
-@report_app.command("calibration")
 def report_calibration(
-    data: Annotated[Path, typer.Option(help="Labelled images; best those that the profile was made of.")],
+    data: Annotated[Path, Meta(description="Labelled images; best those that the profile was made of.")],
     task: Task = "imagenet",
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    out: Annotated[Path, Meta(description="The page.")] = Path("report.html"),
     profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
@@ -206,4 +195,7 @@ def report_calibration(
 
     models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
     run(task, data, out, profile=profile, models=models, cache=cache)
-    typer.echo(f"written to {out}")
+    print(f"written to {out}")
+
+
+REPORT: Final = Group("Pages that show what was measured.", {"": {"calibration": report_calibration}})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import glob
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
-import typer
-
-from hawkvision.cli import options
+from hawkvision.cli.options import AskOptions, DetectOptions
 from hawkvision.core.errors import ConfigError
 from hawkvision.system.unicode_fallback import on_one_line
 
@@ -21,134 +20,28 @@ if TYPE_CHECKING:
     from hawkvision.client.request import ClassifyFields
 
 
-Images = Annotated[list[str], typer.Argument(help="Images, folders of them, or patterns such as 'shots/**/*.jpg'.")]
-Draw = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        help="Write the images with boxes into this folder; of one image, into this file.",
-        rich_help_panel="Output",
-    ),
-]
-
-
-class AskOptions(NamedTuple):
-    """The options of the commands that ask, except for the fields of the request."""
-
-    images: list[str]
-    url: str
-    wait: float
-    api_key: str | None
-    ca: Path | None
-    certificate: Path | None
-    certificate_key: Path | None
-    datagram: bool
-    concurrency: int
-    out: Path | None
-    as_json: bool
-    draw: Path | None = None
-
-
-def classify(
-    images: Images,
-    min_accuracy: options.MinAccuracy = None,
-    max_accuracy_drop: options.MaxAccuracyDrop = None,
-    quality: options.Quality = None,
-    min_confidence: options.MinConfidence = None,
-    deadline_ms: options.DeadlineMs = None,
-    on_miss: options.OnMiss = None,
-    stream: options.Stream = None,
-    top_k: options.TopK = 1,
-    task: options.AskedTask = None,
-    url: options.NodeUrl = "http://127.0.0.1:8080",
-    wait: options.WaitSeconds = 0.0,
-    api_key: options.ApiKey = None,
-    ca: options.Ca = None,
-    certificate: options.Certificate = None,
-    certificate_key: options.CertificateKey = None,
-    datagram: options.Datagram = False,
-    concurrency: options.Concurrency = 4,
-    out: options.CsvFile = None,
-    as_json: options.AsJson = False,
-) -> None:
+def classify(given: AskOptions) -> int:
     """Classify images with an edge node."""
-    given = AskOptions(
-        images, url, wait, api_key, ca, certificate, certificate_key, datagram, concurrency, out, as_json
-    )
-    _ask(
-        given, "classify_batch", min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop, quality=quality,
-        min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream, top_k=top_k, task=task,
-    )  # fmt: skip
+    return _ask(given, "classify_batch", top_k=1)
 
 
-def detect(
-    images: Images,
-    min_accuracy: options.MinAccuracy = None,
-    max_accuracy_drop: options.MaxAccuracyDrop = None,
-    quality: options.Quality = None,
-    min_confidence: options.MinConfidence = None,
-    deadline_ms: options.DeadlineMs = None,
-    on_miss: options.OnMiss = None,
-    stream: options.Stream = None,
-    task: options.AskedTask = None,
-    url: options.NodeUrl = "http://127.0.0.1:8080",
-    wait: options.WaitSeconds = 0.0,
-    api_key: options.ApiKey = None,
-    ca: options.Ca = None,
-    certificate: options.Certificate = None,
-    certificate_key: options.CertificateKey = None,
-    datagram: options.Datagram = False,
-    concurrency: options.Concurrency = 4,
-    out: options.CsvFile = None,
-    as_json: options.AsJson = False,
-    draw: Draw = None,
-) -> None:
+def detect(given: DetectOptions) -> int:
     """Find objects in images with an edge node, and draw their boxes."""
-    given = AskOptions(
-        images, url, wait, api_key, ca, certificate, certificate_key, datagram, concurrency, out, as_json, draw
-    )
-    _ask(
-        given, "detect_batch", min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop, quality=quality,
-        min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream, task=task,
-    )  # fmt: skip
+    return _ask(given, "detect_batch", draw=given.draw)
 
 
-def infer(
-    images: Images,
-    min_accuracy: options.MinAccuracy = None,
-    max_accuracy_drop: options.MaxAccuracyDrop = None,
-    quality: options.Quality = None,
-    min_confidence: options.MinConfidence = None,
-    deadline_ms: options.DeadlineMs = None,
-    on_miss: options.OnMiss = None,
-    stream: options.Stream = None,
-    task: options.AskedTask = None,
-    url: options.NodeUrl = "http://127.0.0.1:8080",
-    wait: options.WaitSeconds = 0.0,
-    api_key: options.ApiKey = None,
-    ca: options.Ca = None,
-    certificate: options.Certificate = None,
-    certificate_key: options.CertificateKey = None,
-    datagram: options.Datagram = False,
-    concurrency: options.Concurrency = 4,
-    out: options.CsvFile = None,
-    as_json: options.AsJson = False,
-) -> None:
+def infer(given: AskOptions) -> int:
     """Ask an edge node about images, with a task of any kind."""
-    given = AskOptions(
-        images, url, wait, api_key, ca, certificate, certificate_key, datagram, concurrency, out, as_json
-    )
-    _ask(
-        given, "infer_batch", min_accuracy=min_accuracy, max_accuracy_drop=max_accuracy_drop, quality=quality,
-        min_confidence=min_confidence, deadline_ms=deadline_ms, on_miss=on_miss, stream=stream, task=task,
-    )  # fmt: skip
+    return _ask(given, "infer_batch")
 
 
 def _ask(
     given: AskOptions,
     call: Literal["classify_batch", "detect_batch", "infer_batch"],
-    **fields: Unpack[ClassifyFields],
-) -> None:
+    *,
+    draw: Path | None = None,
+    **more: Unpack[ClassifyFields],
+) -> int:
     """Ask about all images, and print, write and draw what comes."""
     from hawkvision.cli.answer_table import AnswerTable, csv_rows
     from hawkvision.cli.drawn_answers import drawing, drawing_files
@@ -156,25 +49,29 @@ def _ask(
     from hawkvision.models.datasets import image_files
 
     files, table = image_files(expanded(given.images)), AnswerTable()
-    drawn = None if given.draw is None else drawing_files(given.draw, files)
+    drawn = None if draw is None else drawing_files(draw, files)
     with ExitStack() as stack:
         rows = None if given.out is None else stack.enter_context(csv_rows(given.out, boxes=call != "classify_batch"))
         client = stack.enter_context(
             Client(
                 given.url, api_key=given.api_key, transport="datagram" if given.datagram else "http", ca=given.ca,
-                certificate=given.certificate, certificate_key=given.certificate_key,
+                certificate=given.certificate,
             )
         )  # fmt: skip
         if given.wait:
             client.wait_ready(given.wait)
-        outcomes = _with_progress(files, getattr(client, call)(files, concurrency=given.concurrency, **fields))
-        failures = report(drawing(outcomes, drawn), table, rows, as_json=given.as_json)
-    if not given.as_json and given.out is None and table.rows:
+        asked = getattr(client, call)(
+            files, concurrency=given.concurrency, min_accuracy=given.min_accuracy,
+            max_accuracy_drop=given.max_accuracy_drop, quality=given.quality, deadline_ms=given.deadline_ms,
+            on_miss=given.on_miss, stream=given.stream, task=given.task, **more,
+        )  # fmt: skip
+        outcomes = _with_progress(files, asked)
+        failures = report(drawing(outcomes, drawn), table, rows, as_json=given.json)
+    if not given.json and given.out is None and table.rows:
         table.show()
     if given.out is not None:
-        typer.echo(f"{len(files) - failures} answers and {failures} errors written to {given.out}")
-    if failures:
-        raise typer.Exit(1)
+        print(f"{len(files) - failures} answers and {failures} errors written to {given.out}")
+    return int(failures > 0)
 
 
 def _with_progress(files: Sequence[Path], outcomes: Iterable[Outcome]) -> Iterable[tuple[Path, Outcome]]:
@@ -194,14 +91,14 @@ def report(outcomes: Iterable[tuple[Path, Outcome]], table: AnswerTable, rows: C
     for file, outcome in outcomes:
         if isinstance(outcome, Exception):
             failures += 1
-            typer.echo(f"error: {on_one_line(f'{file}: {_reason(outcome)}')}", err=True)
+            print(f"error: {on_one_line(f'{file}: {_reason(outcome)}')}", file=sys.stderr)
             if rows is not None:
                 rows.failure(file, outcome)
             continue
         if rows is not None:
             rows.answer(file, outcome)
         if as_json:
-            typer.echo(json.dumps({"image": str(file), **outcome.to_json()}))
+            print(json.dumps({"image": str(file), **outcome.to_json()}))
         elif rows is None:
             table.add(file.name, outcome)
     return failures

@@ -5,22 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from msgspec import Meta
 
-keys_app = typer.Typer(no_args_is_help=True, help="Manage the key file of a server (--keys-file).")
+from hawkvision.core.command_line import ARGUMENT
 
-KeysFile = Annotated[Path, typer.Option("--file", envvar="HAWKVISION_EDGE_KEYS_FILE", help="The key file.")]
+KeysFile = Annotated[Path, Meta(description="The key file.", extra={"variable": "HAWKVISION_EDGE_KEYS_FILE"})]
 
 
-@keys_app.command("add")
 def keys_add(
-    name: Annotated[str, typer.Argument(help="Name of the key's owner, for logs and metrics.")],
+    name: Annotated[str, Meta(description="Name of the key's owner, for logs and metrics.", extra=ARGUMENT)],
     file: KeysFile,
-    scope: Annotated[
-        list[str],
-        typer.Option(metavar="infer|observe|operate", help="What the key allows; may be repeated."),
-    ],
-    rate: Annotated[float | None, typer.Option(help="Requests per second; default: no limit.")] = None,
+    scope: Annotated[list[str], Meta(description="What the key allows; may be repeated.")],
+    rate: Annotated[float | None, Meta(description="Requests per second; default: no limit.")] = None,
 ) -> None:
     """Make a key and print it once; the file stores only its digests."""
     from hawkvision.core.errors import ConfigError
@@ -29,10 +25,9 @@ def keys_add(
     unknown = sorted(set(scope) - set(Scope))
     if unknown:
         raise ConfigError(f"--scope: expected {', '.join(Scope)}, got {unknown[0]!r}")
-    typer.echo(add_key(file, name, map(Scope, scope), rate))
+    print(add_key(file, name, map(Scope, scope), rate))
 
 
-@keys_app.command("list")
 def keys_list(file: KeysFile) -> None:
     """Show the keys of a file: names, scopes, rates."""
     from rich.console import Console
@@ -49,8 +44,7 @@ def keys_list(file: KeysFile) -> None:
     Console().print(table)
 
 
-@keys_app.command("remove")
-def keys_remove(name: Annotated[str, typer.Argument(help="Name of the key.")], file: KeysFile) -> None:
+def keys_remove(name: Annotated[str, Meta(description="Name of the key.", extra=ARGUMENT)], file: KeysFile) -> None:
     """Remove a key; servers that use the file refuse it within seconds."""
     from hawkvision.servers.keyfile import remove_key
 

@@ -1,119 +1,95 @@
-"""Options that several commands share, and those of `classify`: a target, and how a node is reached."""
+"""Options that several commands share, and those of the commands that ask: a target, and how a node is reached."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import typer
+import msgspec
+from msgspec import Meta
 
 from hawkvision.core.advice import remember
+from hawkvision.core.command_line import ARGUMENT
 
-# Servers have one option per setting; their own parsers read the words.
-PASS_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-Task = Annotated[str, typer.Option(help="The task.")]
-
-
-def remembered(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Remember a folder or file for command lines in messages."""
-    remember(**{str(parameter.name): value})
-    return value
-
-
-ModelsDir = Annotated[
+Task: TypeAlias = Annotated[str, Meta(description="The task.")]
+OwnTask: TypeAlias = Annotated[str, Meta(description="Your task: a new name, or one that you have added to.")]
+ModelsDir: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder of manifests; default: those of HawkVision and ~/.local/share/hawkvision/models.",
-        callback=remembered,
-    ),
+    Meta(description="Folder of manifests; default: those of HawkVision and ~/.local/share/hawkvision/models."),
 ]
-CacheDir = Annotated[
-    Path | None, typer.Option(help="Folder of built models; default: ~/.cache/hawkvision.", callback=remembered)
+CacheDir: TypeAlias = Annotated[Path | None, Meta(description="Folder of built models; default: ~/.cache/hawkvision.")]
+Profile: TypeAlias = Annotated[Path | None, Meta(description="The profile; default: the task's own.")]
+ClassMap: TypeAlias = Annotated[
+    Path | None, Meta(description="File with the label or index of each class directory: DIRECTORY,LABEL a line.")
 ]
-Profile = Annotated[Path | None, typer.Option(help="The profile; default: the task's own.", callback=remembered)]
-
-ClassMap = Annotated[
-    Path | None, typer.Option(help="File with the label or index of each class directory: DIRECTORY,LABEL a line.")
+CleanIds: TypeAlias = Annotated[
+    Path | None, Meta(description="File with the ids of the images that no model was trained on; all others were.")
 ]
-CleanIds = Annotated[
-    Path | None,
-    typer.Option(help="File with the ids of the images that no model was trained on; all others were."),
-]
-TrainedImages = Annotated[
+TrainedImages: TypeAlias = Annotated[
     Literal["refuse", "leave-out", "fit"],
-    typer.Option(help="Images that a model was trained on: refuse them, leave them out, or only fit on them."),
+    Meta(description="Images that a model was trained on: refuse them, leave them out, or only fit on them."),
 ]
+Compared: TypeAlias = Annotated[
+    int, Meta(ge=1, description="Configurations ever compared on the certifying images: divides delta.")
+]
+Unlabelled: TypeAlias = Annotated[bool, Meta(description="The images have no labels.")]
 
 _ASK: Final = "What to ask"
 _NODE: Final = "The node"
 _OUTPUT: Final = "Output"
 
-MinAccuracy = Annotated[
-    float | None, typer.Option(min=0, max=1, help="At least this share of answers right.", rich_help_panel=_ASK)
-]
-MaxAccuracyDrop = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, help="At most this much less accurate than the reference stage.", rich_help_panel=_ASK),
-]
-Quality = Annotated[
-    Literal["fast", "balanced", "best"] | None,
-    typer.Option(help="A target for callers who choose no number; default: balanced.", rich_help_panel=_ASK),
-]
-MinConfidence = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, help="Escalate unless this answer is this surely right.", rich_help_panel=_ASK),
-]
-DeadlineMs = Annotated[
-    float | None,
-    typer.Option(min=0, help="Milliseconds from the first byte received; default: none.", rich_help_panel=_ASK),
-]
-OnMiss = Annotated[
-    Literal["degrade", "wait", "fail"] | None,
-    typer.Option(
-        help="When the deadline would pass: answer below target, wait, or fail; default: degrade.",
-        rich_help_panel=_ASK,
-    ),
-]
-Stream = Annotated[str | None, typer.Option(help="Name of the stream.", rich_help_panel=_ASK)]
-TopK = Annotated[int, typer.Option(min=1, max=100, help="Classes to list in JSON.", rich_help_panel=_ASK)]
-AskedTask = Annotated[str | None, typer.Option(help="The task; default: the node's.", rich_help_panel=_ASK)]
 
-NodeUrl = Annotated[str, typer.Option(envvar="HAWKVISION_URL", help="Address of the edge node.", rich_help_panel=_NODE)]
-WaitSeconds = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        max=3600,
-        metavar="SECONDS",
-        help="Wait up to this long for a node that is starting; 0 does not wait.",
-        rich_help_panel=_NODE,
-    ),
-]
-ApiKey = Annotated[str | None, typer.Option(envvar="HAWKVISION_API_KEY", help="The node's key.", rich_help_panel=_NODE)]
-Ca = Annotated[
-    Path | None,
-    typer.Option(envvar="HAWKVISION_CA", help="PEM file of the node's certificate authority.", rich_help_panel=_NODE),
-]
-Certificate = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HAWKVISION_CERTIFICATE", help="This caller's certificate and key (PEM).", rich_help_panel=_NODE
-    ),
-]
-CertificateKey = Annotated[
-    Path | None, typer.Option(help="The certificate's key, if it is in another file.", rich_help_panel=_NODE)
-]
-Datagram = Annotated[
-    bool,
-    typer.Option("--datagram", help="Send images as datagrams, for links with packet loss.", rich_help_panel=_NODE),
-]
-Concurrency = Annotated[int, typer.Option(min=1, max=256, help="Images in flight at once.", rich_help_panel=_NODE)]
+# fmt: off
+class AskOptions(msgspec.Struct, kw_only=True, frozen=True):
+    """The options of the commands that ask."""
 
-CsvFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Write a CSV file with one row per image, or per object.", rich_help_panel=_OUTPUT
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON answer per line.", rich_help_panel=_OUTPUT)]
+    images: Annotated[list[str], Meta(
+        description="Images, folders of them, or patterns such as 'shots/**/*.jpg'.", extra=ARGUMENT)]
+    min_accuracy: Annotated[float, Meta(
+        ge=0, le=1, title=_ASK, description="At least this share of answers right.")] | None = None
+    max_accuracy_drop: Annotated[float, Meta(
+        ge=0, le=1, title=_ASK, description="At most this much less accurate than the reference stage.")] | None = None
+    quality: Annotated[Literal["fast", "balanced", "best"] | None, Meta(
+        title=_ASK, description="A target for callers who choose no number; default: balanced.")] = None
+    deadline_ms: Annotated[float, Meta(
+        ge=0, title=_ASK, description="Milliseconds from the first byte received; default: none.")] | None = None
+    on_miss: Annotated[Literal["degrade", "wait", "fail"] | None, Meta(
+        title=_ASK,
+        description="When the deadline would pass: answer below target, wait, or fail; default: degrade.")] = None
+    stream: Annotated[str | None, Meta(title=_ASK, description="Name of the stream.")] = None
+    task: Annotated[str | None, Meta(title=_ASK, description="The task; default: the node's.")] = None
+    url: Annotated[str, Meta(
+        title=_NODE, description="Address of the edge node.", extra={"variable": "HAWKVISION_URL"},
+    )] = "http://127.0.0.1:8080"
+    wait: Annotated[float, Meta(
+        ge=0, le=3600, title=_NODE,
+        description="Seconds to wait for a node that is starting; 0 does not wait.")] = 0.0
+    api_key: Annotated[str | None, Meta(
+        title=_NODE, description="The node's key.", extra={"variable": "HAWKVISION_API_KEY"})] = None
+    ca: Annotated[Path | None, Meta(
+        title=_NODE, description="PEM file of the node's certificate authority.",
+        extra={"variable": "HAWKVISION_CA"})] = None
+    certificate: Annotated[Path | None, Meta(
+        title=_NODE, description="PEM file of this caller's certificate and key.",
+        extra={"variable": "HAWKVISION_CERTIFICATE"})] = None
+    datagram: Annotated[bool, Meta(
+        title=_NODE, description="Send images as datagrams, for links with packet loss.")] = False
+    concurrency: Annotated[int, Meta(ge=1, le=256, title=_NODE, description="Images in flight at once.")] = 4
+    out: Annotated[Path | None, Meta(
+        title=_OUTPUT, description="Write a CSV file with one row per image, or per object.")] = None
+    json: Annotated[bool, Meta(title=_OUTPUT, description="Print one JSON answer per line.")] = False
+
+
+class DetectOptions(AskOptions, kw_only=True, frozen=True):
+    """The options of `hawkvision detect`."""
+
+    draw: Annotated[Path | None, Meta(
+        title=_OUTPUT,
+        description="Write the images with boxes into this folder; of one image, into this file.")] = None
+# fmt: on
+
+
+def remember_places(given: Mapping[str, Any]) -> None:
+    """Remember folders and files that were given, for command lines in messages."""
+    remember(**{name: given.get(name) for name in ("models_dir", "cache_dir", "profile")})

@@ -6,19 +6,13 @@ metrics from the registries that `/metrics` shows.
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import typer
-from typer.core import TyperCommand, TyperGroup
-from typer.models import ArgumentInfo, OptionInfo
-
-from hawkvision.core.command_line import Option
+from hawkvision.core.command_line import REQUIRED, Command, Option, Program, options_of, summary_of, walk
 
 MADE_BY: Final = "<!-- Made by `python -m hawkvision.cli.reference docs/reference`; do not edit. -->"
 
@@ -56,12 +50,12 @@ def cli_page() -> str:
     """Every command with its arguments and options."""
     lines = ["# Command line", "", MADE_BY, "", "Every command explains itself with `--help`."]
     for name, command in commands():
-        lines += ["", f"## `{name}`", "", _escaped(" ".join((command.help or "").split("\n\n")[0].split()))]
-        rows = list(_parameters(name, command))
-        if rows:
-            lines += ["", *_table(("option", "value", "meaning"), rows)]
+        lines += ["", f"## `{name}`", "", _escaped(summary_of(command))]
         if name in SETTINGS_OF:
-            lines += ["", f"And every [setting](settings.md#{SETTINGS_OF[name]}) as an option."]
+            lines += ["", f"Its options are `--config FILE` and every [setting](settings.md#{SETTINGS_OF[name]})."]
+        elif not isinstance(command, Program) and (options := options_of(command)):
+            rows = ((f"`{o.flag}`", _escaped(_value(o)), _escaped(_meaning(o))) for o in options)
+            lines += ["", *_table(("option", "value", "meaning"), rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -139,68 +133,30 @@ SETTINGS_OF: Final = {
 """Commands that take all settings of a server, and where these are described."""
 
 
-def commands() -> Iterator[tuple[str, TyperCommand]]:
+def commands() -> Iterator[tuple[str, Command | Program]]:
     """Every command by the words that call it; those of `hawkvision load` are the load generator's own."""
-    from fpga.cli import app as fpga_app
-    from fpga.offload.cli import app as plan_app
-    from hawkvision.cli import app
+    from fpga.cli import COMMANDS as OF_FPGAS
+    from fpga.offload.cli import plan
+    from hawkvision.cli import COMMANDS
 
-    elsewhere: dict[str, Any] = {
-        "hawkvision fpga": typer.main.get_command(fpga_app),
-        "hawkvision plan": typer.main.get_command(plan_app),
-    }
-
-    def below(name: str, command: Any) -> Iterator[tuple[str, TyperCommand]]:
-        command = elsewhere.get(name, command)
-        if isinstance(command, TyperGroup):
-            for word, inner in command.commands.items():
-                yield from below(f"{name} {word}", inner)
+    for name, command in walk(COMMANDS, "hawkvision"):
+        if name == "hawkvision fpga":
+            yield from walk(OF_FPGAS, name)
         else:
-            yield name, command
-
-    yield from below("hawkvision", typer.main.get_command(app))
+            yield name, plan if name == "hawkvision plan" else command
 
 
-def _parameters(name: str, command: TyperCommand) -> Iterator[tuple[str, str, str]]:
-    """What a command takes, as (words, value, meaning); without hidden options, and settings, which have a page.
-
-    Read from the signature of the command's function, which is ours, not from what Typer makes of it.
-    """
-    assert command.callback is not None
-    for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
-        if typing.get_origin(parameter.annotation) is not typing.Annotated:
-            continue  # the context
-        of, info = typing.get_args(parameter.annotation)[:2]
-        is_setting = name in SETTINGS_OF and info.rich_help_panel is not None
-        if not info.hidden and not is_setting:
-            variable = f" (`{info.envvar}`)" if info.envvar else ""
-            meaning = _escaped(info.help or "") + variable
-            yield _words(parameter.name, info), _taken(of, info, parameter.default), meaning
-
-
-def _words(name: str, info: OptionInfo | ArgumentInfo) -> str:
-    """How an option or argument is written."""
-    if isinstance(info, ArgumentInfo):
-        return f"`{name.upper()}`"
-    written = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
-    return ", ".join(f"`{word}`" for word in written or [f"--{name.replace('_', '-')}"])
-
-
-def _taken(of: Any, info: OptionInfo | ArgumentInfo, default: Any) -> str:
+def _value(option: Option) -> str:
     """What stands for a value, its bounds and its default."""
-    options = [kind for kind in typing.get_args(of) if kind is not type(None)]
-    is_optional = type(None) in typing.get_args(of)
-    kind = options[0] if is_optional else of
-    if kind is bool:
+    if option.kind == "BOOL":
         return ""
-    if typing.get_origin(kind) is list:
-        kind = typing.get_args(kind)[0]
-    choices = "|".join(map(str, typing.get_args(kind)))
-    shown = info.metavar or choices or {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
-    low = "" if info.min is None else f"from {info.min:g}"
-    high = "" if info.max is None else f"to {info.max:g}"
-    said = "" if default in (None, inspect.Parameter.empty) else f"; default {default}"
-    return _escaped(" ".join(filter(None, (shown, low, high))) + said)
+    shown = "|".join(option.choices) or ("TEXT" if option.kind == "LIST" else option.kind)
+    default = "" if option.default in (None, REQUIRED) else f"; default {option.default}"
+    return " ".join(filter(None, (shown, option.bounds))) + default
+
+
+def _meaning(option: Option) -> str:
+    return option.description + (f" (`{option.variable}`)" if option.variable else "")
 
 
 def _values(kind: str, choices: Iterable[str], bounds: str) -> str:
@@ -234,8 +190,8 @@ def _code(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text without Rich's markup, for a cell of a table."""
-    return inspect.cleandoc(text).replace("\\[", "[").replace("|", "\\|").replace("\n", " ")
+    """Text for a cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
-import typer
+from msgspec import Meta
 
-from hawkvision.cli.options import PASS_ON, CacheDir, ModelsDir, Profile
-
-edge_app = typer.Typer(no_args_is_help=True, help="Edge nodes.")
-dc_app = typer.Typer(no_args_is_help=True, help="The datacenter tier on Ray Serve.")
+from hawkvision.cli.options import CacheDir, ModelsDir, Profile
+from hawkvision.core.command_line import Group, Program
+from hawkvision.core.settings.config import Port
 
 
 def up(
-    host: Annotated[str | None, typer.Option(help="Address of the edge node; default: 127.0.0.1.")] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the edge node; 0 takes a free one; default: 8080.")
-    ] = None,
-    dc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of the datacenter tier; default: 8090.")
-    ] = None,
+    host: Annotated[str | None, Meta(description="Address of the edge node; default: 127.0.0.1.")] = None,
+    port: Annotated[Port | None, Meta(description="Port of the edge node; 0 takes a free one; default: 8080.")] = None,
+    dc_port: Annotated[Port | None, Meta(description="Port of the datacenter tier; default: 8090.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="The task to serve, or several, comma-separated; default: imagenet.")
+        str | None, Meta(description="The task to serve, or several, comma-separated; default: imagenet.")
     ] = None,
     profile: Profile = None,
     config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="TOML file with sections edge and dc, for all other settings."),
+        Path | None, Meta(description="TOML file with sections edge and dc, for all other settings.")
     ] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
-) -> None:
+) -> int:
     """Start both tiers on this machine in the foreground, building missing models, and show a request."""
     import os
     import signal
@@ -42,55 +36,68 @@ def up(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a signal stops it like Ctrl-C
     tasks = tuple(word.strip() for word in task.split(",")) if task else ()
     options = both.UpOptions(config, host, port, dc_port, tasks, models_dir, cache_dir, profile)
-    raise typer.Exit(both.run(options, os.environ, typer.echo))
+    return both.run(options, os.environ, print)
 
 
-@edge_app.command("up", context_settings=PASS_ON)
-def edge_up(context: typer.Context) -> None:
-    """Start an edge node; `hawkvision edge up --help` lists its settings."""
+def _edge_up(words: Sequence[str], _: str) -> int:
     from edge.__main__ import main as edge_main
 
-    sys.exit(edge_main(context.args))
+    return edge_main(words)
 
 
-@dc_app.command("up", context_settings=PASS_ON)
-def dc_up(context: typer.Context) -> None:
-    """Start a datacenter tier on this machine; `hawkvision dc up --help` lists its settings."""
+def _dc_up(words: Sequence[str], _: str) -> int:
     from hawkvision.datacenter.__main__ import main as datacenter_main
 
-    sys.exit(datacenter_main(context.args))
+    return datacenter_main(words)
 
 
-@dc_app.command("deploy", context_settings=PASS_ON)
-def dc_deploy(context: typer.Context) -> None:
-    """Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings."""
+def _dc_deploy(words: Sequence[str], prog: str) -> None:
     from hawkvision.core.errors import ConfigError
     from hawkvision.core.settings.config import DatacenterConfig
     from hawkvision.core.settings.load import read_command_line
     from hawkvision.datacenter.cluster import deploy
 
-    description = "Deploy the datacenter tier to a running Ray cluster."
-    config = read_command_line(DatacenterConfig, context.args, "hawkvision dc deploy", description)
+    config = read_command_line(DatacenterConfig, words, prog, "Deploy the datacenter tier to a running Ray cluster.")
     if config.address is None:
         raise ConfigError("dc.address is not set: expected --address of a running Ray cluster, or 'auto'")
     deploy(config, config.address)
 
 
-@dc_app.command("environment")
 def dc_environment() -> None:
     """Print the variables for every machine of a new Ray cluster: Ray's settings, its token and the tier's key."""
     from hawkvision.datacenter.deployment.ray_settings import environment
 
-    typer.echo(environment(), nl=False)
+    print(environment(), end="")
 
 
-@dc_app.command("drain")
 def dc_drain(
-    address: Annotated[str, typer.Option(help="The cluster: auto, or HOST:PORT.")] = "auto",
-    node: Annotated[str | None, typer.Option(help="Name, address or ID of the node; default: this machine's.")] = None,
-    limit_s: Annotated[int, typer.Option(min=1, max=86400, help="Seconds that the node may take.")] = 60,
+    address: Annotated[str, Meta(description="The cluster: auto, or HOST:PORT.")] = "auto",
+    node: Annotated[str | None, Meta(description="Name, address or ID of the node; default: this machine's.")] = None,
+    limit_s: Annotated[int, Meta(ge=1, le=86400, description="Seconds that the node may take.")] = 60,
 ) -> None:
     """Take a node out of a Ray cluster: its replicas move to other nodes, and no request is lost."""
     from hawkvision.datacenter.cluster import drain
 
-    typer.echo(f"drained: {drain(address, node, limit_s)}")
+    print(f"drained: {drain(address, node, limit_s)}")
+
+
+EDGE: Final = Group(
+    "Edge nodes.",
+    {"": {"up": Program("Start an edge node; `hawkvision edge up --help` lists its settings.", _edge_up)}},
+)
+DC: Final = Group(
+    "The datacenter tier on Ray Serve.",
+    {
+        "": {
+            "up": Program(
+                "Start a datacenter tier on this machine; `hawkvision dc up --help` lists its settings.", _dc_up
+            ),
+            "deploy": Program(
+                "Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings.",
+                _dc_deploy,
+            ),
+            "environment": dc_environment,
+            "drain": dc_drain,
+        }
+    },
+)

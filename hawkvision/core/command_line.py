@@ -104,6 +104,8 @@ class Option:
 
 
 Command: TypeAlias = Callable[..., int | None]
+Notice: TypeAlias = Callable[[Mapping[str, Any]], None]
+"""Told of the values that a command is called with, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,9 @@ def parser(
     arguments = "".join(f" {each.flag}" for each in options if each.is_argument)
     made = argparse.ArgumentParser(
         prog, f"{prog} [OPTIONS]{arguments}", description, epilog, allow_abbrev=False, formatter_class=_Help,
-        argument_default=argparse.SUPPRESS,
+        argument_default=argparse.SUPPRESS, add_help=False,
     )  # fmt: skip
+    made.add_argument("-h", "--help", action=_ShowHelp, nargs=0, help="Show this message and exit.")
     topics: dict[str, Any] = {"": made}
     for option in options:
         if option.topic not in topics:
@@ -186,22 +189,23 @@ def parser(
         if option.kind == "LIST" and not switches_take_values:
             how["action"] = "append"
         if option.kind != "BOOL" or switches_take_values:
-            how["metavar"] = _metavar(option)
+            how["metavar"] = "TEXT" if how.get("action") == "append" else _metavar(option)
         topics[option.topic].add_argument(option.flag, dest=option.name, **how)
     return made
 
 
-def call(command: Command, words: Sequence[str], prog: str) -> int:
+def call(command: Command, words: Sequence[str], prog: str, notice: Notice | None = None) -> int:
     """Run a command with the options in these words, and give its exit status.
 
     Raises:
         SystemExit: 0 after `--help`, 2 for a wrong command line, which is explained.
     """
     options = options_of(command)
-    return _called(command, options, words, parser(prog, inspect.cleandoc(command.__doc__ or ""), options)) or 0
+    reader = parser(prog, inspect.cleandoc(command.__doc__ or ""), options)
+    return _called(command, options, words, reader, notice) or 0
 
 
-def run(group: Group, words: Sequence[str], prog: str) -> int:
+def run(group: Group, words: Sequence[str], prog: str, notice: Notice | None = None) -> int:
     """Run the command that the first words name, and give its exit status.
 
     Raises:
@@ -222,15 +226,19 @@ def run(group: Group, words: Sequence[str], prog: str) -> int:
     prog, rest = f"{prog} {words[place]}", words[place + 1 :]
     match group.commands[words[place]]:
         case Group() as inner:
-            return run(inner, rest, prog)
+            return run(inner, rest, prog, notice)
         case Program(_, main):
             return main(rest, prog) or 0
         case command:
-            return call(command, rest, prog)
+            return call(command, rest, prog, notice)
 
 
 def _called(
-    command: Command, options: Sequence[Option], words: Sequence[str], reader: argparse.ArgumentParser
+    command: Command,
+    options: Sequence[Option],
+    words: Sequence[str],
+    reader: argparse.ArgumentParser,
+    notice: Notice | None = None,
 ) -> int | None:
     given, values = vars(reader.parse_args(words)), dict[str, Any]()
     for option in options:
@@ -243,6 +251,8 @@ def _called(
             values[option.name] = option.read(text)
         except ValueError as error:  # msgspec's errors are such
             reader.error(f"{option.flag}: {error}")
+    if notice is not None:
+        notice(values)
     struct = _struct_of(command)
     return command(**values) if struct is None else command(struct(**values))
 
@@ -359,6 +369,14 @@ def _help(option: Option) -> str:
     stated = "" if option.default in (None, REQUIRED, False, ()) else f"default: {option.shown_default}"
     facts = "; ".join(filter(None, (option.bounds, stated, option.variable)))
     return " ".join(filter(None, (*said, facts and f"[{facts}]")))
+
+
+class _ShowHelp(argparse.Action):
+    """Prints the help; argparse's own action drops the error of an output without a reader."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(parser.format_help(), end="")  # noqa: T201
+        parser.exit()
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

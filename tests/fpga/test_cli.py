@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fpga.build import LOCK
 from fpga.compiler.folding import check_folding, parse_folding
-from hawkvision.cli import app
 from hawkvision.integer.onnx_writer import write
 from hawkvision.model_zoo.own.qonnx_export import write_qonnx
+from tests.hawkvision.command import invoke
 from tests.hawkvision.integer.graphs import fashion_shape
 from tests.hawkvision.integer.quantised_nets import random_net
 
@@ -31,8 +30,8 @@ def cache(tmp_path: Path) -> Path:
 
 
 def run(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["fpga", *words])
-    return result.exit_code, result.output if result.exception is None else f"{result.output}{result.exception}"
+    result = invoke("fpga", *words)
+    return result.exit_code, result.output
 
 
 def test_fold_writes_a_folding_that_fits_and_estimate_reads_it(cache: Path, tmp_path: Path) -> None:

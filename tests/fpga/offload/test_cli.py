@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from fpga.compiler.devices import device
 from fpga.compiler.folding import format_folding, interval
 from fpga.compiler.folding_search import FoundFolding, slowest_that_keeps_up
-from fpga.offload.cli import app
-from hawkvision.core.errors import ConfigError
 from hawkvision.integer.onnx_writer import write
 from hawkvision.models.manifest import artifact_path
+from tests.hawkvision.command import Ran, invoke
 from tests.hawkvision.integer.graphs import fashion_shape
 
 GRAPH = fashion_shape()
@@ -33,11 +32,11 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan(cache: Path, found: FoundFolding, *words: str) -> Result:
+def plan(cache: Path, found: FoundFolding, *words: str) -> Ran:
     folding = cache / "folding.json"
     folding.write_bytes(format_folding(found.folding))
     given = ["--cache-dir", str(cache), "--variant", "tiny_w4", "--folding", str(folding), "--device", "lfe5u-25f"]
-    return CliRunner().invoke(app, [*given, "--cores", "2", *words], catch_exceptions=False)
+    return invoke("plan", *given, "--cores", "2", *words)
 
 
 def test_plan_as_json_says_what_goes_where_and_what_comes_of_other_shares(cache: Path, found: FoundFolding) -> None:
@@ -70,15 +69,13 @@ def test_deadline_that_nothing_keeps_is_an_exit_status(cache: Path, found: Found
 def test_numbers_without_bound_are_refused(cache: Path, found: FoundFolding, option: str) -> None:
     ran = plan(cache, found, option, "inf")
     assert ran.exit_code == 2
-    assert f"Invalid value for '{option}'" in ran.output
+    assert f"{option}: Expected" in ran.output
 
 
 def test_model_that_is_not_built_is_refused_with_the_command_that_builds_it(cache: Path, found: FoundFolding) -> None:
     says = r"no such model; build it with `hawkvision models build --task \w+ tiny_w9 --cache-dir"
-    with pytest.raises(ConfigError, match=says):
-        plan(cache, found, "--variant", "tiny_w9")
+    assert re.search(says, plan(cache, found, "--variant", "tiny_w9").stderr)
 
 
 def test_task_without_a_variant_for_fpgas_is_refused() -> None:
-    with pytest.raises(ConfigError, match="task 'imagenet' has no variant for FPGAs"):
-        CliRunner().invoke(app, ["--task", "imagenet"], catch_exceptions=False)
+    assert "task 'imagenet' has no variant for FPGAs" in invoke("plan", "--task", "imagenet").stderr

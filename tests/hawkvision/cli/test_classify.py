@@ -12,17 +12,16 @@ import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from typer.testing import CliRunner, Result
 
-from hawkvision.cli import app
 from hawkvision.core.errors import BadImage, NotReady
 from hawkvision.tasks.detection import DetectedObject, Detection
 from tests.hawkvision.client.client_node import ANSWER, Reply, Start, ok, refusal
+from tests.hawkvision.command import Ran, invoke
 from tests.images import encoded
 
 
-def classify(*words: str) -> Result:
-    return CliRunner().invoke(app, ["classify", *words])
+def classify(*words: str) -> Ran:
+    return invoke("classify", *words)
 
 
 FOUND = dataclasses.replace(
@@ -33,8 +32,8 @@ FOUND = dataclasses.replace(
 )
 
 
-def detect(*words: str) -> Result:
-    return CliRunner().invoke(app, ["detect", *words])
+def detect(*words: str) -> Ran:
+    return invoke("detect", *words)
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_one_that_fails_is_named_and_the_others_are_answered(start: Start, folde
 def test_a_folder_without_images_is_said_to_be_one(start: Start, tmp_path: Path) -> None:
     result = classify(str(tmp_path), "--url", start().url)
     assert result.exit_code == 1
-    assert "expected images" in str(result.exception)
+    assert "expected images" in result.output
 
 
 def test_a_pattern_is_every_file_of_that_name_and_one_for_nothing_is_named(start: Start, folder: Path) -> None:
@@ -78,7 +77,7 @@ def test_a_pattern_is_every_file_of_that_name_and_one_for_nothing_is_named(start
     assert sorted(node.bodies) == [b"b.jpg", b"below/c.webp"]
     nothing = classify(f"{folder}/*.gif", "--url", node.url)
     assert nothing.exit_code == 1
-    assert "no file matches this pattern" in str(nothing.exception)
+    assert "no file matches this pattern" in nothing.output
 
 
 def test_answers_and_errors_become_rows_of_a_csv_file(start: Start, folder: Path, tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent(start: St
     node = start()
     result = classify(str(folder), "--url", node.url, "--out", str(folder / "none" / "answers.csv"))
     assert result.exit_code == 1
-    assert "--out" in str(result.exception)
+    assert "--out" in result.output
     assert node.bodies == []
 
 
@@ -170,7 +169,7 @@ def test_a_place_to_draw_that_cannot_be_is_refused_before_anything_is_asked(
     monkeypatch.chdir(photos.parent)
     refused = detect(images, "--url", node.url, "--draw", draw)
     assert refused.exit_code == 1
-    assert says in str(refused.exception)
+    assert says in refused.output
     assert not node.bodies
     assert (photos / "a.jpg").read_bytes() == before
 
@@ -195,7 +194,7 @@ def test_odd_names_of_files_are_rows_of_one_line(start: Start, photos: Path, tmp
 def test_a_full_disk_is_said_in_a_line(start: Start, photos: Path) -> None:
     result = detect(str(photos), "--url", start().url, "--out", "/dev/full")
     assert result.exit_code == 1
-    assert str(result.exception) == "--out: /dev/full: cannot write: No space left on device"
+    assert result.stderr == "error: --out: /dev/full: cannot write: No space left on device\n"
 
 
 def test_each_object_is_a_row_of_a_csv_file(start: Start, photos: Path, tmp_path: Path) -> None:
@@ -212,6 +211,6 @@ def test_each_object_is_a_row_of_a_csv_file(start: Start, photos: Path, tmp_path
 def test_a_task_of_any_kind_is_asked_with_infer(start: Start, photos: Path) -> None:
     listed = {"tasks": [{"task": "imagenet", "kind": "detection", "status": "ready"}]}
     node = start((200, {}, json.dumps({**FOUND.to_json(), **listed}).encode()))  # to either request
-    result = CliRunner().invoke(app, ["infer", str(photos / "a.jpg"), "--url", node.url])
+    result = invoke("infer", str(photos / "a.jpg"), "--url", node.url)
     assert result.exit_code == 0, result.output
     assert "2 dog" in result.stdout

@@ -30,7 +30,7 @@ def node() -> Iterator[ServerProcess]:
         [*COMMAND, "--help"],
         [*COMMAND, "--version"],
         [*COMMAND, "doctor", "--json"],
-        [*COMMAND, "dc", "config"],
+        [*COMMAND, "dc", "environment"],
         [sys.executable, "-m", "loadgen", "run", "--help"],
         [sys.executable, "-m", "hawkvision.datacenter", "--help"],
     ],

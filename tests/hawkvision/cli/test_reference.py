@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hawkvision.cli.reference import PAGES, commands
-from hawkvision.core.command_line import Option
+from hawkvision.core.command_line import Option, Program, options_of, summary_of
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import settings_of
@@ -26,9 +26,9 @@ def test_reference_pages_are_what_the_code_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_each_of_its_options_is_described(name: str) -> None:
-    assert COMMANDS[name].help
-    undescribed = [parameter.name for parameter in COMMANDS[name].params if not getattr(parameter, "help", None)]
-    assert undescribed == []
+    assert summary_of(COMMANDS[name])
+    options = () if isinstance(COMMANDS[name], Program) else options_of(COMMANDS[name])
+    assert [option.name for option in options if not option.description] == []
 
 
 @pytest.mark.parametrize(("kind", "setting"), SETTINGS, ids=[f"{kind}.{setting.name}" for kind, setting in SETTINGS])

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from hawkvision.cascade.certification.file_keys import RENAMED_KEYS
 from hawkvision.cascade.certification.profile import Profile, design_sha256
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
-from hawkvision.cli import app
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Quality
 from hawkvision.models.manifest import models_dir
+from tests.hawkvision.command import invoke
 
 FILES = {name: Path(__file__).with_name("old_formats") / f"{name}.json.gz" for name in ("profile_4", "site_1")}
 """As 0.1 wrote them: the profile of CIFAR-10, and certificates that stand for a site's."""
@@ -60,7 +59,7 @@ def test_an_altered_old_file_is_refused_until_it_is_sealed_under_its_own_keys(na
     path.write_bytes(msgspec.json.encode(content))
     with pytest.raises(ManifestError, match="was altered"):
         load(path)
-    result = CliRunner().invoke(app, ["seal", str(path)])
+    result = invoke("seal", str(path))
     assert result.exit_code == 0, result.output
     assert load(path).pairs[0].conditions[0].fast.observed_drop == 0.123
     assert load(path).stages == before.stages
@@ -84,5 +83,5 @@ def test_a_model_may_have_the_name_of_an_old_key(tmp_path: Path) -> None:
     content = msgspec.json.decode(path.read_bytes())
     content["rungs"][0]["models"] = dict.fromkeys(RENAMED_KEYS, "0" * 64)
     path.write_bytes(msgspec.json.encode(content))
-    assert CliRunner().invoke(app, ["seal", str(path)]).exit_code == 0
+    assert invoke("seal", str(path)).exit_code == 0
     assert set(load_profile(path).stages[0].models) == set(RENAMED_KEYS)

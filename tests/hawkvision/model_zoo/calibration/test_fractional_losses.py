@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from hawkvision.cascade.certification.certificate import least_drop
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.cascade.policy import Policy
-from hawkvision.cli import app
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, Quality
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages
+from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.quarters_task import QuartersTask, write_quarters_task
 
 FIT = LabelReading(trained=TrainedImages.FIT)
@@ -103,7 +102,7 @@ def test_the_command_prints_what_it_found_and_what_to_type_next(task: QuartersTa
     out = tmp_path / "profile.json"
     words = ["--task", "quarters", "--data", str(task.clean), "--out", str(out)]
     folders = ["--models-dir", str(task.models), "--cache-dir", str(task.cache)]
-    ran = CliRunner().invoke(app, ["calibrate", *words, *folders], env={"COLUMNS": "160"})
+    ran = invoke("calibrate", *words, *folders)
     assert ran.exit_code == 0, ran.output
     profile = load_profile(out)
     for stage in profile.stages:

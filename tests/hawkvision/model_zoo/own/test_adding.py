@@ -12,9 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
 
-from hawkvision.cli import app
 from hawkvision.core.errors import ArtifactError, ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.building.build import build
@@ -23,6 +21,7 @@ from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
+from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.own import small_detector
 from tests.hawkvision.model_zoo.own.exports import (
     MEAN,
@@ -176,9 +175,9 @@ def test_all_missing_facts_are_asked_for_at_once_with_a_command_to_complete(desk
     save_torch_style(net, path, SIDE)
     words = ["models", "add", str(path), "--task", "shapes", "--models-dir", str(desk.models)]
     words += ["--cache-dir", str(desk.cache)]
-    refused = CliRunner().invoke(app, words)
-    assert isinstance(refused.exception, ConfigError)
-    message = refused.exception.message
+    refused = invoke(*words)
+    assert refused.exit_code == 1
+    message = refused.stderr
     asked = {"--labels", "--scale", "--mean", "--std", "--channel-order", "--fit", "--interpolation"}
     assert {line.split()[0] for line in message.splitlines() if line.startswith("  --")} == asked
     assert "float32 (any, 3, 16, 16) (NCHW)" in message
@@ -190,10 +189,10 @@ def test_all_missing_facts_are_asked_for_at_once_with_a_command_to_complete(desk
     template = shlex.split(message.splitlines()[-1])
     assert template[0] == "hawkvision"
     completed = [values.get(word, word) for word in template[1:]]
-    refused = CliRunner().invoke(app, completed)
-    assert isinstance(refused.exception, ConfigError)
-    assert "--resize" in refused.exception.message, "a crop asks for one more"
-    done = CliRunner().invoke(app, [*completed, "--resize", str(SIDE)])
+    refused = invoke(*completed)
+    assert refused.exit_code == 1
+    assert "--resize" in refused.stderr, "a crop asks for one more"
+    done = invoke(*completed, "--resize", str(SIDE))
     assert done.exit_code == 0, done.output
     assert load_labels(load_manifest("shapes", desk.models), desk.models) == LABELS
 

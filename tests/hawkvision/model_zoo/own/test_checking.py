@@ -10,9 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from hawkvision.cli import app
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.adding import AddOrder, add_model
@@ -20,6 +18,7 @@ from hawkvision.model_zoo.own.checking import check
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
+from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.own.exports import MEAN, STD, as_torch_takes, save_torch_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images
 
@@ -64,7 +63,7 @@ def added(owned: Path, root: Path, **changed: Any) -> list[str]:
 
 
 def checked(reference: Path, words: list[str]) -> Any:
-    return CliRunner().invoke(app, ["models", "check", "--reference", str(reference), *words])
+    return invoke("models", "check", "--reference", str(reference), *words)
 
 
 def test_a_stage_that_is_prepared_as_its_owner_does_agrees(owned: Path, tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
 
-from hawkvision.cli import app
 from hawkvision.core.errors import ArtifactError, CompileError, ConfigError
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -21,6 +19,7 @@ from hawkvision.model_zoo.own.adding import AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.model_zoo.own.quantising import Quantised, QuantiseOrder, quantise
 from hawkvision.models.manifest import Precision, artifact_path
+from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.own.exports import as_keras_takes, save_keras_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images, write_folder
 
@@ -59,7 +58,7 @@ def test_a_stage_in_fewer_bits_is_entered_with_what_it_costs(precision: Precisio
     assert name == f"net_{precision.removesuffix('a8')}"
     assert name in made.manifest.cascade.edge
     assert made.manifest.cascade.dc == ("net",), "the float stage stays the reference"
-    listed = CliRunner().invoke(app, ["models", "verify", "--task", "shapes", *_folders(desk)])
+    listed = invoke("models", "verify", "--task", "shapes", *_folders(desk))
     assert name in listed.output, listed.output
 
 

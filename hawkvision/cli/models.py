@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import typer
+from msgspec import Meta
 
 from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
+from hawkvision.core.command_line import ARGUMENT
 
-models_app = typer.Typer(no_args_is_help=True, help="Build, bring, check and list models.")
 
-
-@models_app.command("build")
 def models_build(
-    names: Annotated[list[str] | None, typer.Argument(help="Variants; default: all of the cascade.")] = None,
+    names: Annotated[
+        list[str] | None, Meta(description="Variants; default: all of the cascade.", extra=ARGUMENT)
+    ] = None,
     task: Task = "imagenet",
-    wheels: Annotated[Path | None, typer.Option(help="Directory of downloaded packages, to work offline.")] = None,
-    from_file: Annotated[list[str] | None, typer.Option(help="VARIANT=FILE: take its weights from a file.")] = None,
+    wheels: Annotated[Path | None, Meta(description="Directory of downloaded packages, to work offline.")] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -27,15 +26,13 @@ def models_build(
     from hawkvision.native.library import unavailable_reason
 
     models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
-    files = {name: Path(path) for name, _, path in (word.partition("=") for word in from_file or ())}
-    built = build(task, names or (), models=models, cache=cache, wheels=wheels, files=files)
-    typer.echo(f"ready: {', '.join(artifact.variant for artifact in built)}")
+    built = build(task, names or (), models=models, cache=cache, wheels=wheels)
+    print(f"ready: {', '.join(artifact.variant for artifact in built)}")
     reason = unavailable_reason()
     if reason is not None:
-        typer.echo(f"ONNX Runtime runs the quantised models: {reason}")
+        print(f"ONNX Runtime runs the quantised models: {reason}")
 
 
-@models_app.command("list")
 def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
     """Show the variants: sizes, measured accuracies, and what is built."""
     from rich.console import Console
@@ -61,33 +58,31 @@ def models_list(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir
     Console().print(table)
 
 
-@models_app.command("verify")
 def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_dir: CacheDir = None) -> None:
     """Check every built file of the cascade against its hash."""
     from hawkvision.model_zoo.building.build import verify
     from hawkvision.models import manifest
 
     verified = verify(task, models=manifest.models_dir(models_dir, task), cache=manifest.cache_dir(cache_dir))
-    typer.echo(f"verified: {', '.join(artifact.variant for artifact in verified)}")
+    print(f"verified: {', '.join(artifact.variant for artifact in verified)}")
 
 
-@models_app.command("equivalence")
 def models_equivalence(
-    images: Annotated[Path, typer.Option(help="The images that the certificates were made from.")],
-    backend: Annotated[str, typer.Option(help="onnxruntime or int8.")],
+    images: Annotated[Path, Meta(description="The images that the certificates were made from.")],
+    backend: Annotated[str, Meta(description="onnxruntime or int8.")],
     provider: Annotated[
-        list[str] | None, typer.Option(help="Execution providers of ONNX Runtime, in order; default: its CPU's.")
+        list[str] | None, Meta(description="Execution providers of ONNX Runtime, in order; default: its CPU's.")
     ] = None,
-    precision: Annotated[str, typer.Option(help="Of ONNX Runtime: model, or fp16 for half precision.")] = "model",
+    precision: Annotated[Literal["model", "fp16"], Meta(description="Of ONNX Runtime's layers.")] = "model",
     task: Task = "imagenet",
-    stage: Annotated[list[str] | None, typer.Option(help="Default: all that certificates depend on.")] = None,
-    edge: Annotated[str | None, typer.Option(help="The edge stage; default: the manifest's.")] = None,
+    stage: Annotated[list[str] | None, Meta(description="Default: all that certificates depend on.")] = None,
+    edge: Annotated[str | None, Meta(description="The edge stage; default: the manifest's.")] = None,
     profile: Profile = None,
-    certificates: Annotated[Path | None, typer.Option(help="A site's, made by `hawkvision certify`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where passed checks go; default: a file in the cache.")] = None,
+    certificates: Annotated[Path | None, Meta(description="A site's, made by `hawkvision certify`.")] = None,
+    out: Annotated[Path | None, Meta(description="Where passed checks go; default: a file in the cache.")] = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
-) -> None:
+) -> int:
     """Check whether another way of running the models could have changed a certificate; status 1 if it could."""
     from rich.console import Console
     from rich.table import Table
@@ -97,15 +92,13 @@ def models_equivalence(
     from hawkvision.model_zoo.calibration.model_runner import ModelExecution
     from hawkvision.models import manifest
 
-    if precision not in ("model", "fp16"):
-        raise typer.BadParameter(f"--precision is model or fp16, got {precision!r}")
     results = check_equivalence(
         task,
         images,
         execution=ModelExecution(
             backend,
             tuple(provider or ON_THE_CPU),
-            precision=precision,  # type: ignore[arg-type]
+            precision=precision,
         ),
         stages=tuple(stage or ()),
         edge=edge,
@@ -136,5 +129,4 @@ def models_equivalence(
             ]  # fmt: skip
         table.add_row(result.stage, str(result.n), *cells)
     Console().print(table)
-    if any(result.outcome is not None and not result.outcome.passed for result in results):
-        raise typer.Exit(1)
+    return int(any(result.outcome is not None and not result.outcome.passed for result in results))

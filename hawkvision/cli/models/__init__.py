@@ -1,1 +1,0 @@
-"""Commands about models: the zoo's, and the user's own."""
