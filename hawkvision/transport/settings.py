@@ -29,7 +29,7 @@ class DatagramSettings(
         "its own at each start. Clients compare the certificate: its dates and names do not matter to them.")] = None
     key: Annotated[Path | None, DATAGRAMS("PEM file of the private key of that certificate.")] = None
     congestion_control: Annotated[Word, DATAGRAMS(
-        "Congestion controller of datagrams: `loss_tolerant`, `bbr`, or one that a package adds.")] = "loss_tolerant"
+        "Congestion controller of datagrams: `loss_tolerant`, or one that a package adds.")] = "loss_tolerant"
     # fmt: on
 
 

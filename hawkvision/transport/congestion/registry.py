@@ -6,13 +6,11 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.transport.congestion.bbr import Bbr
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
 ENTRY_POINTS: Final = "hawkvision.congestion"
 DEFAULT: Final = "loss_tolerant"
-CONTROLLERS: Final[dict[str, type[CongestionController]]] = {DEFAULT: LossTolerant, "bbr": Bbr}
 
 
 def controller_class(name: str) -> type[CongestionController]:
@@ -21,11 +19,11 @@ def controller_class(name: str) -> type[CongestionController]:
     Raises:
         ConfigError: if there is none, or if the registered object is not a `CongestionController`.
     """
-    if name in CONTROLLERS:
-        return CONTROLLERS[name]
+    if name == DEFAULT:
+        return LossTolerant
     added = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in added:
-        known = ", ".join(sorted({*CONTROLLERS, *added}))
+        known = ", ".join(sorted({DEFAULT, *added}))
         raise ConfigError(f"datagram_congestion_control: there is no {name!r}; expected one of {known}")
     loaded = added[name].load()
     if not (isinstance(loaded, type) and issubclass(loaded, CongestionController)):

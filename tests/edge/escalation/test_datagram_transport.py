@@ -21,7 +21,7 @@ from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Tier
 from hawkvision.network.transport_choice import Transport
 from hawkvision.tasks.class_scores import Score
-from hawkvision.transport.congestion.bbr import Bbr
+from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.congestion.path_measurement import PathMeasurement
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
@@ -78,9 +78,9 @@ def test_images_travel_as_datagrams_if_the_datacenter_offers_them(peer: Peer) ->
 
 
 def test_datagrams_use_the_configured_congestion_controller(peer: Peer) -> None:
-    made = list[Bbr]()
+    made = list[LossTolerant]()
 
-    class Noted(Bbr):
+    class Noted(LossTolerant):
         def __init__(self, path: PathMeasurement, now: float) -> None:
             made.append(self)
             super().__init__(path, now)

@@ -1,4 +1,4 @@
-"""What every congestion controller must keep, whatever its idea: add yours to `registry.CONTROLLERS` and run this."""
+"""What every congestion controller must keep, whatever its idea: add yours to `controllers.py` and run this."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
 from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_WINDOW
 from hawkvision.transport.congestion.rate_control import MOST_WINDOW, RateController
-from hawkvision.transport.congestion.registry import CONTROLLERS
 from tests.fuzz.examples import examples
+from tests.hawkvision.transport.congestion.controllers import CONTROLLERS
 from tests.sim.bottleneck import Camera, Independent, Link, Simulation
 
 RATE = 500_000.0

@@ -12,7 +12,6 @@ from hawkvision.core.errors import ConfigError, Overloaded
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
-from hawkvision.transport.congestion.registry import CONTROLLERS
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED
 from hawkvision.transport.protocol.status import Status
 from hawkvision.transport.protocol.wire import WireError
@@ -20,6 +19,7 @@ from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import MAX_UNACKNOWLEDGED, Incoming
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay
+from tests.hawkvision.transport.congestion.controllers import CONTROLLERS
 from tests.hawkvision.transport.peers import IDENTITY, connected, echo, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until

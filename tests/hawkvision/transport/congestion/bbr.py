@@ -104,7 +104,7 @@ class Bbr(CongestionController):
         """The largest delivery rate of the last `RATE_ROUNDS` rounds, bytes per second; 0 before the first sample."""
         return self._rates[0][1] if self._rates else 0.0
 
-    def on_packet_sent(self, size: int, now: float) -> None:  # noqa: ARG002 - the interface's
+    def on_packet_sent(self, size: int, now: float) -> None:
         """Note the bytes delivered by then."""
         path = self._path
         if path.in_flight <= 0.0:
