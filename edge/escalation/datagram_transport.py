@@ -31,7 +31,7 @@ from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 
 log = logging.getLogger("hawkvision.edge")
 

@@ -21,7 +21,7 @@ from hawkvision.system.child_server import running
 from hawkvision.tasks.registry import CLASSIFY_PATH
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.server_certificate import own_identity
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
 from loadgen.clients.engine import LoadJob

@@ -36,7 +36,7 @@ from hawkvision.tasks.serving import encode_reply
 from hawkvision.transport.coding.image_coding import Expired, Partial
 from hawkvision.transport.protocol.control import VERSION
 from hawkvision.transport.protocol.server_certificate import own_identity
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
 from tests.hawkvision.tasks.classes import TEN, predicted, write_reply

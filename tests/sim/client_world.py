@@ -18,7 +18,7 @@ from hawkvision.transport.client.pending_responses import ignore_interim
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.path import Path
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import LinkProfile
 from tests.sim.transport_world import World

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from hawkvision.transport.protocol.packet_protection import peek
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from tests.sim.transport_world import World, small_image
 
 Address = tuple[str, int]

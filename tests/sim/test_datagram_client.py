@@ -12,7 +12,7 @@ from edge.servers.datagram import RECEIVE_TIMEOUTS
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.transport.client.datagram_client import MAX_DOUBLED, MAX_LATE, DatagramLink
 from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, Partial
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.assembly import ReceivedImage
 from loadgen.network.link_model import LinkPipe
 from loadgen.network.profiles import load_profile

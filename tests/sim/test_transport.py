@@ -10,7 +10,7 @@ import pytest
 
 from hawkvision.transport.coding.image_coding import Complete, Partial, Plan, encode
 from hawkvision.transport.congestion.controller import CongestionController
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from tests.hawkvision.transport.coding.test_image_coding import scene
 from tests.hawkvision.transport.congestion.controllers import CONTROLLERS
 from tests.sim.transport_world import World, small_image

@@ -25,7 +25,7 @@ from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.protocol.packet_protection import Secret, peek
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.assembly import STRICT, Budget, ReceivedImage, ReceiveTimeouts
 from hawkvision.transport.server.receiver import Receiver
 from loadgen.network.link_model import LinkPipe

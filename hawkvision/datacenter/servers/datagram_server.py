@@ -32,7 +32,7 @@ from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.offer import OfferedEndpoint
 from hawkvision.transport.protocol.server_certificate import identity_for
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.assembly import ReceiveTimeouts
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.metrics import DatagramServerCounts

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from hawkvision.core.errors import DeadlineMissed, HawkVisionError
 from hawkvision.imaging.preprocessing import probe
@@ -23,13 +23,13 @@ from hawkvision.transport.client.connection_manager import Connection, Connectio
 from hawkvision.transport.client.encoding_plan import (
     ANSWER_S,
     Image,
+    LosslessPlanner,
     Planner,
+    link_state,
     plain_bytes,
     prepare_off_loop,
     spare_ratio,
 )
-from hawkvision.transport.client.image_request import ImageRequest, StatusAndBody, first_response
-from hawkvision.transport.client.lossless import LosslessPlanner, link_state
 from hawkvision.transport.client.pending_responses import ConnectionLost, ignore_interim
 from hawkvision.transport.client.sender import PARITY_SPREAD_S
 from hawkvision.transport.coding.image_coding import Coded, Plan
@@ -37,7 +37,40 @@ from hawkvision.transport.coding.rate_fec_control import SELDOM
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.protocol.frames import fragment_room
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
+
+StatusAndBody: TypeAlias = tuple[Status, bytes]
+
+NOT_RECEIVED: Final = (Status.EXPIRED, Status.NO_TEMPLATE)
+"""The peer did not get the image or its request in time; the same image may succeed next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRequest:
+    """The arguments of `DatagramLink.ask`; times are the loop's."""
+
+    template: bytes
+    image: Image
+    meta: bytes
+    lossless: bool
+    deadline: float | None
+    until: float
+    on_interim: Callable[[bytes], None]
+
+
+def first_response(done: Iterable[asyncio.Future[StatusAndBody]]) -> StatusAndBody | None:
+    """A response among ended tasks other than `NOT_RECEIVED`, preferably `OK`; None if there is none.
+
+    Raises:
+        HawkVisionError, TimeoutError: a task's, if none has such a response.
+    """
+    failed = [each for each in done if each.exception() is not None]
+    answers = [each.result() for each in done if each.exception() is None]
+    for status, body in sorted(answers, key=lambda answer: answer[0] is not Status.OK):
+        if status not in NOT_RECEIVED:
+            return status, body
+    return failed[0].result() if failed else None
+
 
 MAX_ASKS: Final = 3
 """Connections on which one image is sent, one after the other."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.transport.client.sender import Sender
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 
 log = logging.getLogger("hawkvision.transport")
 

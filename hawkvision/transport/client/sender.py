@@ -16,11 +16,10 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from hawkvision.core.clock import Deadline
-from hawkvision.transport.client.outgoing_image import FragmentId, FragmentState, OutgoingImage
 from hawkvision.transport.coding.image_coding import Coded
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.channel import Channel
@@ -39,6 +38,53 @@ from hawkvision.transport.protocol.frames import (
 )
 from hawkvision.transport.protocol.packet_protection import Header
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, OVERHEAD, WireError
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentId:
+    """The fragment that a datagram carries."""
+
+    image: int
+    index: int
+
+
+@dataclass(slots=True)
+class FragmentState:
+    """What became of one fragment."""
+
+    flying: int = 0
+    delivered: bool = False
+    sent: int = 0
+    sent_at: float = -math.inf
+    queued: bool = False
+
+
+@dataclass(slots=True)
+class OutgoingImage:
+    """An image without a response."""
+
+    number: int
+    template: int
+    coded: Coded
+    meta: bytes
+    deadline: Deadline | None
+    expires: float
+    """From when on nothing more of it is sent."""
+    fragments: list[FragmentState]
+    rounds: int = 0
+    repair_at: float = -math.inf
+    queued_bytes: int = 0
+    last_at: float = -math.inf
+    """Its last fragment does not leave before this."""
+    parts: dict[int, AnswerPart] = field(default_factory=dict)
+    latest_interim: int = -1
+    """The number of the latest interim response."""
+
+    @property
+    def alive(self) -> int:
+        """The fragments that are delivered, under way or queued."""
+        return sum(f.delivered or f.flying > 0 or f.queued for f in self.fragments)
+
 
 MAX_IMAGES: Final = 64
 """Unanswered images of one session."""

@@ -34,9 +34,14 @@ from enum import Enum
 from typing import Final
 
 from hawkvision.transport.congestion.controller import CongestionController
-from hawkvision.transport.congestion.delays import INITIAL_RTT_S, MAX_REPORT_DELAY_S
 from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
-from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_WINDOW, PathMeasurement
+from hawkvision.transport.congestion.path_measurement import (
+    DATAGRAM,
+    INITIAL_RTT_S,
+    INITIAL_WINDOW,
+    MAX_REPORT_DELAY_S,
+    PathMeasurement,
+)
 
 QUEUE_GOAL_S: Final = 0.025
 """The goal of the standing queue on a full link. NADA takes 10 ms and SCReAM 60."""

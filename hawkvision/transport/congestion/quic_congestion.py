@@ -27,7 +27,7 @@ from typing import Final
 from aioquic.quic.congestion.base import K_INITIAL_WINDOW, QuicCongestionControl, register_congestion_control
 from aioquic.quic.packet_builder import QuicSentPacket
 
-from hawkvision.transport.congestion.delays import WindowedMinimum
+from hawkvision.transport.congestion.path_measurement import WindowedMinimum
 
 ALGORITHM: Final = "hawkvision"
 """For `QuicConfiguration.congestion_control_algorithm`; importing this module makes it known to aioquic."""

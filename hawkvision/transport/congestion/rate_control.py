@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from hawkvision.transport.congestion.controller import CongestionFactory
-from hawkvision.transport.congestion.delays import GRANULARITY_S
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
-from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_WINDOW, PathMeasurement
+from hawkvision.transport.congestion.path_measurement import DATAGRAM, GRANULARITY_S, INITIAL_WINDOW, PathMeasurement
 
 MIN_RATE: Final = DATAGRAM / 1.0
 """Bytes per second: a datagram a second."""

@@ -5,7 +5,7 @@ Codecs only: bytes to values and back. Whatever cannot be is a `WireError`, and 
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 from hawkvision.core.errors import HawkVisionError
@@ -43,3 +43,24 @@ class WireError(HawkVisionError):
     """What arrived is not what the wire format says."""
 
     code = "wire_error"
+
+
+MAX_NACKS: Final = 4
+"""Rounds of requests for missing fragments, each only if its repair would still arrive in time."""
+REPAIR_GROWTH: Final = 1.5
+"""The growth of the wait for a repair from round to round."""
+
+
+class Status(IntEnum):
+    """The status of a response; a number never gets another meaning (`WIRE.md` §6)."""
+
+    OK = 0
+    REFUSED = 1
+    """The application's own error, in the body."""
+    OVERLOADED = 2
+    EXPIRED = 3
+    """Too little arrived before the deadline."""
+    BROKEN = 4
+    """The fragments do not fit together, or the response is too long."""
+    NO_TEMPLATE = 5
+    """The request that the fragments name was never registered."""

@@ -10,7 +10,7 @@ from typing import Final
 from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Arrived
 from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.response_delivery import Interims
 
 

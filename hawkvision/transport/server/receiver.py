@@ -27,8 +27,7 @@ from hawkvision.transport.protocol.control import MAX_REGISTERED_BYTES
 from hawkvision.transport.protocol.frames import Cancel, Fragment, Frame, Nack, encode
 from hawkvision.transport.protocol.image_format import Kind
 from hawkvision.transport.protocol.packet_protection import Header
-from hawkvision.transport.protocol.status import MAX_NACKS, REPAIR_GROWTH, Status
-from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.protocol.wire import MAX_NACKS, REPAIR_GROWTH, Drop, Status, WireError
 from hawkvision.transport.server.assembly import STRICT, Assembly, Budget, ReceivedImage
 from hawkvision.transport.server.response_delivery import MAX_ANSWER_BYTES, Interims, ResponseDelivery, ResponsePart
 

@@ -29,7 +29,7 @@ from hawkvision.transport.endpoint.quic import ControlProtocol
 from hawkvision.transport.endpoint.udp import TICK_S, send
 from hawkvision.transport.protocol.control import CloseCode, StreamAnswer
 from hawkvision.transport.protocol.packet_protection import Header, Secret
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.assembly import Budget, ReceivedImage, ReceiveTimeouts
 from hawkvision.transport.server.receiver import Receiver
 

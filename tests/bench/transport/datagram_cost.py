@@ -41,7 +41,7 @@ from hawkvision.transport.coding.image_coding import Coded, Plan, decode, encode
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.protocol.frames import fragment_room
 from hawkvision.transport.protocol.packet_protection import Secret, peek
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.assembly import Budget
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.receiver import Receiver

@@ -25,7 +25,7 @@ from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.registry import DEFAULT
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.session import Incoming
 from hawkvision.transport.settings import DatagramSettings
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run

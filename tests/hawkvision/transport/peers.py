@@ -11,7 +11,7 @@ from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.server_certificate import Identity, own_identity
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Handler, Incoming
 

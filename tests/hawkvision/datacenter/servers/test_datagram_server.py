@@ -32,7 +32,7 @@ from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import Coded, Plan, encode, opaque
 from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.settings import DatagramSettings
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay

@@ -20,7 +20,7 @@ from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.coding.image_coding import opaque
 from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import fragment_room
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from tests.hawkvision.datacenter.conftest import KEY, Running, image
 from tests.hawkvision.tasks.classes import read_reply, top_k
 

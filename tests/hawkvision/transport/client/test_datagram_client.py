@@ -15,15 +15,14 @@ from hawkvision.core.errors import BadField, BadImage, ConfigError, HawkVisionEr
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.connection_manager import is_gone
-from hawkvision.transport.client.datagram_client import DatagramLink, LinkView
-from hawkvision.transport.client.image_request import first_response
+from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, first_response
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
 from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.protocol.server_certificate import Identity, own_identity
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import Incoming
 from loadgen.network.link_spec import LinkSpec

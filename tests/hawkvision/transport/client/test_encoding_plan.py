@@ -29,7 +29,7 @@ from hawkvision.transport.client.encoding_plan import (
 from hawkvision.transport.coding.image_coding import Complete, Plan, decode
 from hawkvision.transport.coding.rate_fec_control import FINE_SIZE, QUALITIES, FecLinkState, choose
 from hawkvision.transport.protocol.image_format import Kind
-from hawkvision.transport.protocol.status import MAX_NACKS
+from hawkvision.transport.protocol.wire import MAX_NACKS
 from tests.images import encoded, with_restarts
 from tests.odd_images import odd_jpegs
 

@@ -22,9 +22,8 @@ from enum import Enum
 from typing import Final
 
 from hawkvision.transport.congestion.controller import CongestionController
-from hawkvision.transport.congestion.delays import INITIAL_RTT_S
 from hawkvision.transport.congestion.packet_trains import MAX_RATE, Arrival
-from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_WINDOW, PathMeasurement
+from hawkvision.transport.congestion.path_measurement import DATAGRAM, INITIAL_RTT_S, INITIAL_WINDOW, PathMeasurement
 
 HIGH_GAIN: Final = 2.0 / math.log(2.0)
 """The least pacing gain that doubles the delivery rate each round."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.transport.congestion.delays import WindowedMinimum
 from hawkvision.transport.congestion.loss_meter import LossMeter
 from hawkvision.transport.congestion.packet_trains import Arrival
+from hawkvision.transport.congestion.path_measurement import WindowedMinimum
 from hawkvision.transport.congestion.rate_control import RateController
 from tests.sim.bottleneck import Bbr, Bulk, Camera, Cubic, Gilbert, Independent, Link, Simulation
 

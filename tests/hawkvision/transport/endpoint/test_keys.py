@@ -17,7 +17,7 @@ from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.protocol.control import CloseCode, Hello
 from hawkvision.transport.protocol.exporter import KEY_PROOF
 from hawkvision.transport.protocol.server_certificate import own_identity
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.session import Incoming
 from tests.hawkvision.transport.peers import IDENTITY, LOOPBACK, connected, serving
 from tests.hawkvision.transport.session import coded

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from hawkvision.transport.client.connection import ClientConnection
 from hawkvision.transport.endpoint.udp import UdpRoute
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.listener import DatagramListener
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.udp_relay import UdpRelay

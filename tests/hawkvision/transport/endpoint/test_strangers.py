@@ -20,8 +20,7 @@ from hawkvision.transport.endpoint.udp import UdpRoute
 from hawkvision.transport.protocol.frames import Fragment, Ping, encode
 from hawkvision.transport.protocol.handshake_limits import network_of
 from hawkvision.transport.protocol.packet_protection import Sealer, peek
-from hawkvision.transport.protocol.status import Status
-from hawkvision.transport.protocol.wire import Drop
+from hawkvision.transport.protocol.wire import Drop, Status
 from hawkvision.transport.server.listener import MAX_HALF_OPEN, MAX_HALF_OPEN_EACH, DatagramListener
 from hawkvision.transport.server.server_quic import HELLO_TIMEOUT_S
 from tests.fuzz.examples import examples

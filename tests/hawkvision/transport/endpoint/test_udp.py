@@ -13,8 +13,7 @@ from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED
-from hawkvision.transport.protocol.status import Status
-from hawkvision.transport.protocol.wire import WireError
+from hawkvision.transport.protocol.wire import Status, WireError
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import MAX_UNACKNOWLEDGED, Incoming
 from loadgen.network.link_spec import LinkSpec

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from hawkvision.core.errors import ConfigError
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.protocol.server_certificate import SERVER_NAME, Identity, load_identity, own_identity, pin_of
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from tests.hawkvision.transport.peers import IDENTITY, connected, serving
 from tests.hawkvision.transport.session import coded
 from tests.waiting import until

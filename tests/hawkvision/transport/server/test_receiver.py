@@ -21,8 +21,7 @@ from hawkvision.transport.protocol.frames import (
     fragment_room,
 )
 from hawkvision.transport.protocol.image_format import Kind, WireImageFormat
-from hawkvision.transport.protocol.status import MAX_NACKS, Status
-from hawkvision.transport.protocol.wire import Drop, WireError
+from hawkvision.transport.protocol.wire import MAX_NACKS, Drop, Status, WireError
 from hawkvision.transport.server.assembly import Budget, ReceivedImage, ReceiveTimeouts
 from hawkvision.transport.server.receiver import (
     ABANDONED_S,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hawkvision.transport.protocol.frames import INTERIM_ROOM, AnswerPart, Interim, Report
-from hawkvision.transport.protocol.status import Status
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.receiver import Receiver
 from hawkvision.transport.server.response_delivery import GIVE_UP_S, MAX_INTERIMS
 from tests.hawkvision.transport.server.test_receiver import answers, confirm, give
