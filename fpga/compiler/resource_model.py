@@ -122,15 +122,6 @@ def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: Family
     )
 
 
-def absorbed(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> int:
-    """Flip-flops that move into block RAMs: counted, not fitted."""
-    total, lanes = 0, graph.input.channels
-    for stage in graph.stages:
-        total += sum(part.registers for part in _memories(stage, folding.stages[stage.name], lanes, family))
-        lanes = folding.stages[stage.name].lanes
-    return total
-
-
 def weigh(found: LogicBits, weights: LogicBits) -> float:
     """The sum of all kinds, each times its weight."""
     pairs = zip(msgspec.structs.astuple(found), msgspec.structs.astuple(weights), strict=True)

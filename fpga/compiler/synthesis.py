@@ -44,7 +44,6 @@ class SynthesisResult:
     resources: Resources
     """The resources of these cells."""
     cpu_s: float
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +95,7 @@ def synthesise(
     ran = run(find("yosys", say), command, cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
     kind.refine(folder / NETLIST, top)
     module = read_module(folder / NETLIST, top)
-    return SynthesisResult(
-        folder / NETLIST, count_cells(module), kind.used_resources(module), ran.cpu_s, f"yosys -p '{script}'"
-    )
+    return SynthesisResult(folder / NETLIST, count_cells(module), kind.used_resources(module), ran.cpu_s)
 
 
 def place_and_route(

@@ -132,16 +132,8 @@ COUNTED: Final[Mapping[FamilyName, str]] = {
 def _implementation(report: BuildReport) -> str:
     fields = [field for field in Resources.__struct_fields__ if field != "large_rams" or report.available.large_rams]
     titles = TITLES[report.family]
-    rows = [
-        [
-            titles[field],
-            f"{getattr(report.estimated, field):,}",
-            f"{getattr(report.synthesised, field):,}",
-            f"{getattr(report.placed, field):,}",
-            f"{getattr(report.available, field):,}",
-        ]
-        for field in fields
-    ]
+    columns = (report.estimated, report.synthesised, report.placed, report.available)
+    rows = [[titles[field], *(f"{getattr(column, field):,}" for column in columns)] for field in fields]
     seeds = [
         [str(seed.seed), "–" if seed.mhz is None else f"{seed.mhz:.1f}", f"{seed.cpu_s:.0f}", seed.why_not or ""]
         for seed in report.seeds
@@ -165,15 +157,9 @@ def _cycles(report: BuildReport) -> str:
     rows = []
     for name, cycles in report.stage_cycles.items():
         fold = report.folding.stages[name]
+        shape = f"{fold.taps} × {fold.channels} × {fold.pe}"
         rows.append(
-            [
-                name,
-                f"{fold.taps} × {fold.channels} × {fold.pe}",
-                str(fold.lanes),
-                str(fold.lut_pe),
-                f"{cycles:,}",
-                f"{cycles / report.estimated_cycles:.0%}",
-            ]
+            [name, shape, f"{fold.lanes}", f"{fold.lut_pe}", f"{cycles:,}", f"{cycles / report.estimated_cycles:.0%}"]
         )
     return "\n\n".join(
         [
@@ -194,18 +180,21 @@ def _proof(report: BuildReport) -> str:
     )
 
 
+PARTS: Final = {
+    "nets": "nets_uj",
+    "multipliers": "multipliers_uj",
+    "block RAM": "memories_uj",
+    "clock": "clock_uj",
+    "static": "static_uj",
+    "**chip**": "chip_uj",
+    "chip and board": "with_board_uj",
+}
+"""The rows of the table of energy, and their fields."""
+
+
 def _energy(report: BuildReport) -> str:
     corners = (report.energy.low, report.energy.mid, report.energy.high)
-    lines = {
-        "nets": [energy.nets_uj for energy in corners],
-        "multipliers": [energy.multipliers_uj for energy in corners],
-        "block RAM": [energy.memories_uj for energy in corners],
-        "clock": [energy.clock_uj for energy in corners],
-        "static": [energy.static_uj for energy in corners],
-        "**chip**": [energy.chip_uj for energy in corners],
-        "chip and board": [energy.with_board_uj for energy in corners],
-    }
-    rows = [[name, *(f"{value:.1f}" for value in values)] for name, values in lines.items()]
+    rows = [[name, *(f"{getattr(energy, field):.1f}" for energy in corners)] for name, field in PARTS.items()]
     digits = 2 if report.energy.low.chip_w >= 0.1 else 4
     rows.append(["chip, W", *(f"{energy.chip_w:.{digits}f}" for energy in corners)])
     switching = report.switching
@@ -223,15 +212,8 @@ def _energy(report: BuildReport) -> str:
 
 
 def _constants(report: BuildReport) -> str:
-    rows = [
-        [
-            name,
-            f"{constant.values[0]:g} / {constant.values[1]:g} / {constant.values[2]:g}",
-            constant.unit,
-            constant.basis,
-            constant.source,
-        ]
-        for name, constant in msgspec.structs.asdict(constants(report.family)).items()
-        if name != "reference_v"
-    ]
+    rows = []
+    for name, each in msgspec.structs.asdict(constants(report.family)).items():
+        if name != "reference_v":
+            rows.append([name, " / ".join(f"{value:g}" for value in each.values), each.unit, each.basis, each.source])
     return table(["constant", "low / mid / high", "unit", "basis", "source"], rows)

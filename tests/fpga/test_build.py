@@ -52,7 +52,7 @@ def test_no_routed_seed_is_an_error_with_every_reason() -> None:
 
 def test_design_larger_than_the_device_is_refused_before_placing(tmp_path: Path) -> None:
     needed = Resources(luts=5, ffs=0, multipliers=29, block_rams=0)
-    made = SynthesisResult(tmp_path / "netlist.json", {}, needed, 0.0, "")
+    made = SynthesisResult(tmp_path / "netlist.json", {}, needed, 0.0)
     with pytest.raises(CompileError, match="lfe5u-25f: the design needs 29 multipliers, but there are 28"):
         next(iter(place_and_route(made, device("lfe5u-25f"), [1])))
 
@@ -75,7 +75,7 @@ from pathlib import Path
 from fpga.compiler.devices import Resources, device
 from fpga.compiler.synthesis import SynthesisResult, place_and_route
 nothing = Resources(luts=0, ffs=0, multipliers=0, block_rams=0)
-made = SynthesisResult(Path(sys.argv[1], "netlist.json"), {}, nothing, 0.0, "")
+made = SynthesisResult(Path(sys.argv[1], "netlist.json"), {}, nothing, 0.0)
 attempts = place_and_route(made, device("lfe5u-25f"), [1], cpu_limit_s=int(sys.argv[2]))
 print(type(next(iter(attempts))).__name__)
 """
@@ -218,7 +218,7 @@ def test_cycles_of_netlist_simulation_and_model_agree(built: tuple[Path, BuildRe
 def test_seed_that_was_tried_is_not_tried_again(built: tuple[Path, BuildReport]) -> None:
     folder, report = built
     (folder / "seed1.config").write_text("not routed anew")
-    made = SynthesisResult(folder / "netlist.json", report.proof.cells, report.synthesised, 0.0, "")
+    made = SynthesisResult(folder / "netlist.json", report.proof.cells, report.synthesised, 0.0)
     again = next(iter(place_and_route(made, device("lfe5u-25f"), [1], target_mhz=report.target_mhz)))
     assert isinstance(again, RoutedDesign)
     assert (again.fmax_mhz, again.cpu_s) == (report.seeds[0].mhz, report.seeds[0].cpu_s)

@@ -28,7 +28,7 @@ from scipy.optimize import nnls
 from fpga.compiler.devices import FamilyName, Resources
 from fpga.compiler.emit import TOP, emit
 from fpga.compiler.folding import Folding, StageFolding
-from fpga.compiler.resource_model import TABLES, LogicBits, ResourceWeights, absorbed, bits, of_graph
+from fpga.compiler.resource_model import TABLES, LogicBits, ResourceWeights, bits, model, of_graph, weigh
 from fpga.compiler.synthesis import synthesise
 from hawkvision.integer.ir import IntegerGraph
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
@@ -144,6 +144,17 @@ def row(one: Case, family: FamilyName) -> NDArray[np.float64]:
     return np.append(total, 1.0)
 
 
+def absorbed(one: Case, family: FamilyName) -> int:
+    """Flip-flops that move into block RAMs, counted: what an estimate takes off the sum of the fitted ones."""
+    weights, lanes = model(family), one.graph.input.channels
+    fitted = round(weights.frame_ffs)
+    for stage in one.graph.stages:
+        fold = one.folding.stages[stage.name]
+        fitted += round(weigh(bits(stage, fold, lanes, family), weights.ffs))
+        lanes = fold.lanes
+    return fitted - of_graph(one.graph, one.folding, family).ffs
+
+
 def fit(cases: Sequence[Case], counts: Sequence[int], family: FamilyName) -> NDArray[np.float64]:
     """Weights that make relative errors small."""
     scale = 1 / np.array(counts, np.float64)
@@ -153,7 +164,7 @@ def fit(cases: Sequence[Case], counts: Sequence[int], family: FamilyName) -> NDA
 
 def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: FamilyName) -> ResourceWeights:
     """Both fits."""
-    before = [absorbed(one.graph, one.folding, family) for one in cases]
+    before = [absorbed(one, family) for one in cases]
     luts, ffs = (
         fit(cases, [one.luts for one in found], family),
         fit(cases, [made.ffs + gone for made, gone in zip(found, before, strict=True)], family),
@@ -187,7 +198,7 @@ def estimated(one: Case, model: ResourceWeights, family: FamilyName) -> Resource
     weights, rules = row(one, family), of_graph(one.graph, one.folding, family)
     luts = float(weights @ np.append(msgspec.structs.astuple(model.luts), model.frame_luts))
     ffs = float(weights @ np.append(msgspec.structs.astuple(model.ffs), model.frame_ffs))
-    ffs -= absorbed(one.graph, one.folding, family)
+    ffs -= absorbed(one, family)
     return Resources(luts=round(luts), ffs=round(ffs), multipliers=rules.multipliers, block_rams=rules.block_rams)
 
 
