@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
-from edge.factory import Environment, NodeComponents
+from edge.factory import Environment, Loaded, NodeComponents, close_tasks, load_tasks, open_tasks
 from edge.inference.startup_thread import Loading
 from edge.monitoring.certificate_reload import CertificationReload, files_of
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks
-from edge.task_nodes import Loaded, close_tasks, load_tasks, open_tasks
 from hawkvision.core import logs
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ConfigError, HawkVisionError

@@ -17,15 +17,14 @@ from typing import Any, Final
 
 import msgspec
 
+from edge.escalation.background import Probes, Waits
 from edge.escalation.exchange import Exchanges
 from edge.escalation.http_transport import HttpTransport
 from edge.escalation.image_reducer import ImageReducer
 from edge.escalation.link_report import LinkReport, LinkState
-from edge.escalation.probes import Probes
 from edge.escalation.reply_validation import Escalated
 from edge.escalation.transport import Escalation, EscalationTransport, Ingress, KeyRefused
 from edge.escalation.transport_selector import TransportSelector, Wanted
-from edge.escalation.wait_cutoff import Waits
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed
 from hawkvision.core.escalation_api import StageList

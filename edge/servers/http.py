@@ -17,7 +17,6 @@ from edge.servers import deepstack
 from edge.servers.forms import check_form, is_form, read_form
 from edge.servers.info_routes import CALLER, pages
 from edge.servers.oip import routes as oip_routes
-from edge.servers.shared.content_encoding import read_body
 from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.http_messages import (
     Answered,
@@ -29,6 +28,7 @@ from edge.servers.shared.http_messages import (
     error_reply,
     header,
     name_request,
+    read_body,
     reply_of,
     send_reply,
     server_timing,

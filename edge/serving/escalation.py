@@ -8,9 +8,9 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from edge.escalation.background import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
 from edge.escalation.transport import Escalation
-from edge.escalation.wait_cutoff import WaitAbandoned
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.outcome import report_reply, score_of

@@ -20,9 +20,8 @@ from starlette.types import Scope
 from edge.inference.admission import Turns
 from edge.servers.oip import decoding, encoding
 from edge.servers.oip.decoding import INPUT
-from edge.servers.shared.content_encoding import read_body
 from edge.servers.shared.frontend import Frontend
-from edge.servers.shared.http_messages import Answered, header
+from edge.servers.shared.http_messages import Answered, header, read_body
 from edge.servers.shared.request_fields import Source, read_headers, read_query
 from edge.serving.node import EdgeNode
 from edge.serving.request import ImageRequest

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.servers.shared.content_encoding import inflate
+from edge.servers.shared.http_messages import inflate
 from hawkvision.core.errors import BadField, TooLarge
 from hawkvision.system.child_server import ServerProcess
 from tests.edge.conftest import Caller, Reply

@@ -1,16 +1,19 @@
-"""Ends a caller's wait for the datacenter once a reply on time is too unlikely; the request itself continues."""
+"""Escalations that no caller waits for: those whose wait was ended early, and probes of a link that is doubted."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from edge.escalation.reply_validation import Escalated
 from edge.escalation.transport import Escalation, EscalationTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import EscalationFailed, RequestError
+from hawkvision.core.metrics import LinkMetrics
+from hawkvision.core.types import Reason
+from hawkvision.network.circuit_breaker import CircuitBreaker
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -75,3 +78,54 @@ class Waits:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
+
+
+class Probes:
+    """Sends copies of recent requests, one at a time, while a circuit breaker is open; over the transport in use."""
+
+    def __init__(
+        self,
+        send: Callable[[Escalation], Awaitable[object]],
+        changed: Callable[[], None],
+        clock: Clock,
+        metrics: LinkMetrics | None,
+    ) -> None:
+        """Prepare: `send` sends a request; `changed` is called when a probe starts and when it ends."""
+        self._send = send
+        self._changed = changed
+        self._clock = clock
+        self._metrics = metrics
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[Escalation]]) -> bool:
+        """Start a probe with the request that `prepare` gives, if one is due; whether it has started."""
+        if not breaker.begin_probe(self._clock.now()):
+            return False
+        self._task = asyncio.create_task(self._probe(breaker, prepare))
+        self._changed()
+        return True
+
+    def cancel(self) -> None:
+        """Cancel the running probe."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        """Cancel the running probe and wait for its end."""
+        self.cancel()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _probe(self, breaker: CircuitBreaker, prepare: Callable[[], Awaitable[Escalation]]) -> None:
+        try:
+            escalation = await prepare()
+            if self._metrics is not None:
+                self._metrics.escalations(Reason.TRIAL.value).inc()
+            await self._send(escalation)
+        except (EscalationFailed, RequestError) as error:
+            log.debug("probe failed: %s", error)
+        except Exception:  # no caller would report it
+            log.exception("probe broke off")
+        finally:
+            breaker.end_probe(self._clock.now())
+            self._changed()
