@@ -86,13 +86,13 @@ class Probes:
     def __init__(
         self,
         send: Callable[[Escalation], Awaitable[object]],
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
         clock: Clock,
         metrics: LinkMetrics | None,
     ) -> None:
-        """Prepare: `send` sends a request; `changed` is called when a probe starts and when it ends."""
+        """Prepare: `send` sends a request; `on_change` is called when a probe starts and when it ends."""
         self._send = send
-        self._changed = changed
+        self._on_change = on_change
         self._clock = clock
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class Probes:
         if not breaker.begin_probe(self._clock.now()):
             return False
         self._task = asyncio.create_task(self._probe(breaker, prepare))
-        self._changed()
+        self._on_change()
         return True
 
     def cancel(self) -> None:
@@ -128,4 +128,4 @@ class Probes:
             log.exception("probe broke off")
         finally:
             breaker.end_probe(self._clock.now())
-            self._changed()
+            self._on_change()

@@ -69,7 +69,7 @@ class DatacenterClient:
             metrics: where to count.
             congestion: makes the congestion controller of datagrams.
         """
-        http = HttpTransport(ingress, ended=self._connection_ended)
+        http = HttpTransport(ingress, on_end=self._connection_ended)
         self.url = http.url
         self._report = LinkReport(self.url, clock)
         self._selector = TransportSelector(

@@ -60,10 +60,10 @@ _transports_decoder = msgspec.json.Decoder(Transports)
 class Connector(aiohttp.TCPConnector):
     """A connector that reports when a connection ends."""
 
-    def __init__(self, ended: Callable[[], None] | None = None, **options: Any) -> None:
-        """Prepare as aiohttp does; `ended` is called whenever either end closes a connection."""
+    def __init__(self, on_end: Callable[[], None] | None = None, **options: Any) -> None:
+        """Prepare as aiohttp does; `on_end` is called whenever either end closes a connection."""
         super().__init__(**options)
-        self._ended = ended
+        self._on_end = on_end
         self._watched: WeakSet[asyncio.Future[None]] = WeakSet()
         """The `closed` futures that already have a callback."""
 
@@ -84,8 +84,8 @@ class Connector(aiohttp.TCPConnector):
     def _connection_ended(self, future: asyncio.Future[None]) -> None:
         if not future.cancelled():
             future.exception()  # mark it as retrieved
-        if self._ended is not None:
-            self._ended()
+        if self._on_end is not None:
+            self._on_end()
 
 
 class HttpTransport:
@@ -96,14 +96,14 @@ class HttpTransport:
         ingress: Ingress,
         *,
         drain_s: float = DRAIN_S,
-        ended: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         """Prepare.
 
         Args:
             ingress: of the datacenter.
             drain_s: how long an abandoned exchange may continue, see `send`.
-            ended: called when either end closes a connection.
+            on_end: called when either end closes a connection.
         """
         self.url = ingress.url.rstrip("/")
         self.breaker = CircuitBreaker(ResponseTimes())
@@ -123,7 +123,7 @@ class HttpTransport:
         if ingress.api_key:
             headers["Authorization"] = f"Bearer {ingress.api_key}"
         tls = True if ingress.tls is None else ingress.tls
-        connector = Connector(ended, limit=ingress.connections, keepalive_timeout=60.0, ssl=tls)
+        connector = Connector(on_end, limit=ingress.connections, keepalive_timeout=60.0, ssl=tls)
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=headers,

@@ -44,8 +44,8 @@ class TransportSelector:
         api_key: str | None,
         wanted: Wanted,
         clock: Clock,
-        switched: Callable[[], None],
-        noticed: Callable[[], None],
+        on_switch: Callable[[], None],
+        on_probe: Callable[[], None],
         metrics: LinkMetrics | None,
         congestion: CongestionFactory = LossTolerant,
     ) -> None:
@@ -56,8 +56,8 @@ class TransportSelector:
             api_key: the ingress's key.
             wanted: which transport the operator wants.
             clock: for probes.
-            switched: called when the transport in use changes.
-            noticed: called after every probe.
+            on_switch: called when the transport in use changes.
+            on_probe: called after every probe.
             metrics: where to count.
             congestion: makes the congestion controller of datagrams.
         """
@@ -65,12 +65,12 @@ class TransportSelector:
         self.datagram = None if wanted == "tcp" else _datagram_transport(http, api_key, congestion)
         self._wanted = wanted
         self._clock = clock
-        self._switched = switched
-        self._noticed = noticed
+        self._on_switch = on_switch
+        self._on_probe = on_probe
         self._metrics = metrics
         self._choice = TransportChoice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
-        """Of the last requests over TCP with a deadline: whether the link made the reply late."""
+        """Whether the link made the reply late, for each of the last requests over TCP with a deadline."""
         self._used_at = -math.inf
         if metrics is not None:
             self._expose(metrics)
@@ -120,7 +120,7 @@ class TransportSelector:
             self._choose(datagram)  # first, because the probe may have to connect
             found = await datagram.probe()
             self._choose(datagram)
-            self._noticed()
+            self._on_probe()
             active = self._clock.now() - self._used_at < ACTIVE_S
             await asyncio.sleep(PROBE_S if found and active else IDLE_PROBE_S if found else RETRY_S)
 
@@ -137,7 +137,7 @@ class TransportSelector:
         self._late.clear()
         self.carrier.breaker.times.forget()
         self.carrier.rest.forget()
-        self._switched()
+        self._on_switch()
         if self._metrics is not None:
             self._metrics.switches(self.transport.value).inc()
 

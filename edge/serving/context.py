@@ -131,7 +131,7 @@ class ServingContext:
 
     @property
     def kind(self) -> TaskKind[Any]:
-        """Of the task."""
+        """The kind of the task."""
         return self.guarantees.stage.kind
 
     @property

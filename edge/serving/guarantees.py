@@ -110,7 +110,7 @@ class Guarantees:
             return reply.model == self.best
         return self.served.references_certified(None if route.intermediate is None else route.intermediate.stage)
 
-    def of_answer(
+    def for_answer(
         self, route: Route, tier: Tier, controllers: StreamControllers, *, degraded: bool = False, version: bool = True
     ) -> AccuracyGuarantee:
         """The guarantee of an answer, given what computed it and the traffic of its stream.

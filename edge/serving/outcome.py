@@ -69,7 +69,7 @@ def edge_answer(
         prediction=result.prediction,
         model=edge.model,
         tier=Tier.EDGE,
-        accuracy=guarantees.of_answer(
+        accuracy=guarantees.for_answer(
             route,
             Tier.EDGE,
             image.controllers,
@@ -118,7 +118,9 @@ def datacenter_answer(
         prediction=reply.prediction,
         model=reply.model,
         tier=Tier.DATACENTER,
-        accuracy=guarantees.of_answer(route, Tier.DATACENTER, image.controllers, degraded=uncovered, version=certified),
+        accuracy=guarantees.for_answer(
+            route, Tier.DATACENTER, image.controllers, degraded=uncovered, version=certified
+        ),
         escalated=True,
         reason=reason,
         degraded=degraded,
@@ -140,13 +142,13 @@ def _deadline_met(image: RoutedImage, total_ms: float) -> bool | None:
     return None if within_ms is None else total_ms <= within_ms
 
 
-def _through_both(at_edge: Received, of_that: Received) -> Received:
+def _through_both(at_edge: Received, at_datacenter: Received) -> Received:
     """The part of the caller's image that the datacenter used: what it received of what the edge had received.
 
     Losses on the two links are independent, so the fractions multiply.
     """
-    qualities = [quality for quality in (at_edge.quality, of_that.quality) if quality is not None]
-    return Received(at_edge.fraction * of_that.fraction, min(qualities, default=None))
+    qualities = [quality for quality in (at_edge.quality, at_datacenter.quality) if quality is not None]
+    return Received(at_edge.fraction * at_datacenter.fraction, min(qualities, default=None))
 
 
 def _rounded_down(received: Received) -> float:

@@ -69,7 +69,7 @@ class RoutedImage:
     request: ImageRequest
     route: Route
     controllers: StreamControllers
-    """Of its streams."""
+    """The controllers of its streams."""
     stage: EdgeStage
     versions: CertifiedVersions
     cost: DecodingCost

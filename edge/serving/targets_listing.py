@@ -136,7 +136,7 @@ def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     route = node.policy.route(target)
     controllers = node.guarantees.controllers(route, None, caller)
     reachable = node.datacenter is not None or route.escalation == 0.0
-    guarantee = node.guarantees.of_answer(
+    guarantee = node.guarantees.for_answer(
         route,
         Tier.DATACENTER if route.direct else Tier.EDGE,
         controllers,

@@ -86,7 +86,7 @@ from hawkvision.core.types import Prediction
 INFER_PATH: Final = "/v1/infer"
 WIRE_HEADER: Final = "X-HawkVision-Wire"
 WIRE_VERSION: Final = 2
-"""Of this HTTP wire. A request of another version is refused; one without the header is taken to speak this one."""
+"""Requests of another version are refused; one without the header is taken to speak this version."""
 TASK_HEADER: Final = "X-HawkVision-Task"
 VARIANT_HEADER: Final = "X-HawkVision-Variant"
 DEADLINE_HEADER: Final = "X-HawkVision-Deadline-Ms"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from hawkvision.servers.keyfile import Scope, add_key
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer
+from tests.edge.servers.conftest import RATE
 from tests.hawkvision.servers.raw_http import connect, replies, until_closed
 from tests.images import encoded, photograph
 
 PAUSE_S = 0.02
-RATE = 4
 
 
 def request(image: bytes, arrives: str, *lines: bytes) -> Iterable[bytes]:
@@ -60,41 +58,26 @@ def counted(caller: Caller, operator: str, metric: str, labels: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{metric}{{[^}}]*{labels}[^}}]*}} (\S+)$", page, re.MULTILINE))
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    made = {name: add_key(path, name, [Scope.INFER], RATE) for name in ("39", "196")}
-    made["camera"] = add_key(path, "camera", [Scope.INFER], None)
-    made["prometheus"] = add_key(path, "prometheus", [Scope.OBSERVE], None)
-    return path, made
-
-
-@pytest.fixture(scope="module")
-def node(keys: tuple[Path, dict[str, str]]) -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--keys-file", str(keys[0])) as node:
-        yield node
-
-
 @pytest.mark.parametrize("arrives", ["whole", "in slow pieces", "chunked", "form"])
 @pytest.mark.parametrize("kilobytes", [39, 196])
 def test_one_photograph_costs_one_token_and_is_counted_once(
-    node: ServerProcess, keys: tuple[Path, dict[str, str]], kilobytes: int, arrives: str
+    keyed: ServerProcess, keys: dict[str, str], kilobytes: int, arrives: str
 ) -> None:
-    key, operator = keys[1]["camera"], keys[1]["prometheus"]
+    key, operator = keys["camera"], keys["prometheus"]
     series = ("hawkvision_key_requests_total", 'key="camera"'), ("hawkvision_requests_total", "")
-    with closing(Caller(node)) as caller:
+    with closing(Caller(keyed)) as caller:
         before = [counted(caller, operator, *each) for each in series]
         pieces = request(photograph(kilobytes), arrives, b"Authorization: Bearer " + key.encode())
-        assert status(node, pieces) == 200
+        assert status(keyed, pieces) == 200
         assert [counted(caller, operator, *each) for each in series] == [each + 1 for each in before]
 
 
 @pytest.mark.parametrize("kilobytes", [39, 196])
 def test_as_many_photographs_as_the_rate_allows_are_answered_at_once(
-    node: ServerProcess, keys: tuple[Path, dict[str, str]], kilobytes: int
+    keyed: ServerProcess, keys: dict[str, str], kilobytes: int
 ) -> None:
-    header = b"Authorization: Bearer " + keys[1][str(kilobytes)].encode()
-    found = [status(node, request(photograph(kilobytes), "whole", header)) for _ in range(RATE)]
+    header = b"Authorization: Bearer " + keys[str(kilobytes)].encode()
+    found = [status(keyed, request(photograph(kilobytes), "whole", header)) for _ in range(RATE)]
     assert found == [200] * RATE
 
 

@@ -15,12 +15,13 @@ from hawkvision.client.blocking import Client
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config
+from hawkvision.servers.keys import INFER, Keys
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
+from tests.edge.servers.conftest import SINGLE
 from tests.images import encoded
 from tests.waiting import wait_until
 
-SINGLE = "a-key-with-every-right"
 ENTRY = "import sys; from hawkvision.cli import main; sys.argv[0] = 'hawkvision'; main()"
 
 
@@ -36,26 +37,9 @@ def make(path: Path, name: str, *scopes: str, rate: float | None = None) -> str:
     return made.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("keys") / "keys.toml"
-
-
-@pytest.fixture(scope="module")
-def keys(path: Path) -> dict[str, str]:
-    asked = {"camera": ("infer",), "prometheus": ("observe",), "operator": ("operate",)}
-    return {name: make(path, name, *scopes) for name, scopes in asked.items()}
-
-
-@pytest.fixture(scope="module")
-def node(path: Path, keys: dict[str, str]) -> Iterator[ServerProcess]:
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", SINGLE, "--keys-file", str(path)) as node:
-        yield node
-
-
 @pytest.fixture
-def caller(node: ServerProcess) -> Iterator[Caller]:
-    with closing(Caller(node)) as caller:
+def caller(keyed: ServerProcess) -> Iterator[Caller]:
+    with closing(Caller(keyed)) as caller:
         yield caller
 
 
@@ -95,7 +79,7 @@ def test_a_key_does_what_its_scopes_allow(
         assert ask(caller, "a-key-that-is-none", asked, method).status == 401
 
 
-def test_refusals_say_what_is_missing(node: ServerProcess, caller: Caller, keys: dict[str, str]) -> None:
+def test_refusals_say_what_is_missing(keyed: ServerProcess, caller: Caller, keys: dict[str, str]) -> None:
     wrong = ask(caller, "a-key-that-is-none", "/v1/classify", "POST")
     assert (wrong.json["code"], wrong.headers["www-authenticate"]) == ("unauthorized", "Bearer")
     forbidden = ask(caller, keys["prometheus"], "/v1/classify", "POST")
@@ -103,9 +87,9 @@ def test_refusals_say_what_is_missing(node: ServerProcess, caller: Caller, keys:
         "error": "the key 'prometheus' may observe; this needs a key that may infer",
         "code": "forbidden",
     }
-    with Client(node.url, api_key=keys["camera"]) as client, pytest.raises(Forbidden, match="'camera' may infer"):
+    with Client(keyed.url, api_key=keys["camera"]) as client, pytest.raises(Forbidden, match="'camera' may infer"):
         client.targets()
-    with Client(node.url, api_key=keys["camera"] + "\r\n") as client:
+    with Client(keyed.url, api_key=keys["camera"] + "\r\n") as client:
         assert client.classify(encoded()).tier == "edge"
 
 
@@ -131,41 +115,41 @@ def test_requests_are_counted_by_the_name_of_their_key(caller: Caller, keys: dic
 # --------------------------------------------------------------------------------------- rates, and new files
 
 
-def test_a_key_beyond_its_rate_is_told_when_to_retry(node: ServerProcess, path: Path, caller: Caller) -> None:
-    key = make(path, "slow-camera", "infer", rate=0.01)
+def test_a_key_beyond_its_rate_is_told_when_to_retry(keyed: ServerProcess, key_file: Path, caller: Caller) -> None:
+    key = make(key_file, "slow-camera", "infer", rate=0.01)
     wait_until(lambda: ask(caller, key, "/v2").status == 200)  # the file was read again by itself
     refused = ask(caller, key, "/v1/classify", "POST")
     assert (refused.status, refused.json["code"]) == (429, "overloaded")
     assert 90 <= int(refused.headers["retry-after"]) <= 100
-    with Client(node.url, api_key=key) as client, pytest.raises(Overloaded, match=r"used up its 0\.01 requests"):
+    with Client(keyed.url, api_key=key) as client, pytest.raises(Overloaded, match=r"used up its 0\.01 requests"):
         client.classify(encoded())
     assert ask(caller, SINGLE, "/v1/classify", "POST").status == 200
 
 
 def test_a_removed_key_is_refused_on_a_connection_that_is_open(
-    node: ServerProcess, path: Path, caller: Caller, keys: dict[str, str]
+    keyed: ServerProcess, key_file: Path, caller: Caller, keys: dict[str, str]
 ) -> None:
-    key = make(path, "visitor", "infer")
-    node.process.send_signal(signal.SIGHUP)
+    key = make(key_file, "visitor", "infer")
+    keyed.process.send_signal(signal.SIGHUP)
     wait_until(lambda: ask(caller, key, "/v1/classify", "POST").status == 200)
-    assert hawkvision("keys", "remove", "visitor", "--file", str(path)).returncode == 0
+    assert hawkvision("keys", "remove", "visitor", "--file", str(key_file)).returncode == 0
     wait_until(lambda: ask(caller, key, "/v1/classify", "POST").status == 401)
     assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
 
 
 def test_a_broken_key_file_is_logged_and_the_keys_stay(
-    node: ServerProcess, path: Path, caller: Caller, keys: dict[str, str]
+    keyed: ServerProcess, key_file: Path, caller: Caller, keys: dict[str, str]
 ) -> None:
-    good = path.read_bytes()
-    path.write_bytes(good + b"[keys.half]\nsha256 = ")
-    node.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: "keys: the previous files stay in use" in node.output())
+    good = key_file.read_bytes()
+    key_file.write_bytes(good + b"[keys.half]\nsha256 = ")
+    keyed.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "keys: the previous files stay in use" in keyed.output())
     assert ask(caller, keys["camera"], "/v1/classify", "POST").status == 200
-    path.write_bytes(good)
+    key_file.write_bytes(good)
 
 
-def test_keys_are_shown_by_name_and_never_in_full(path: Path, keys: dict[str, str]) -> None:
-    shown = hawkvision("keys", "list", "--file", str(path))
+def test_keys_are_shown_by_name_and_never_in_full(key_file: Path, keys: dict[str, str]) -> None:
+    shown = hawkvision("keys", "list", "--file", str(key_file))
     assert shown.returncode == 0
     for name, key in keys.items():
         assert name in shown.stdout
@@ -185,14 +169,13 @@ def test_an_unknown_scope_is_named(tmp_path: Path) -> None:
 def test_a_line_end_after_the_key_is_ignored(where: str, tmp_path: Path) -> None:
     settings = tmp_path / "edge.toml"
     settings.write_text(f'[edge]\napi_key = "{SINGLE}\\r\\n"\n')
-    words = ("--config", str(settings)) if where == "file" else ()
-    env = {"HAWKVISION_EDGE_API_KEY": SINGLE + "\r"} if where == "variable" else {}
-    with running("edge", "--port", "0", "--backend", "noop", *words, env=env) as node:
-        for key in (SINGLE, SINGLE + "\r\n"):
-            with Client(node.url, api_key=key) as client:
-                assert client.targets()["task"] == "imagenet"
-        with Client(node.url, api_key="another-key-of-ours") as client, pytest.raises(Unauthorized):
-            client.targets()
+    environ = {"HAWKVISION_EDGE_API_KEY": SINGLE + "\r"} if where == "variable" else {}
+    config = load_config(EdgeConfig, environ=environ, path=settings if where == "file" else None)
+    keys = Keys(config.api_key, None, where="edge.api_key")
+    for key in (SINGLE, SINGLE + "\r\n"):
+        assert keys.authorize(f"Bearer {key}", INFER)
+    with pytest.raises(Unauthorized):
+        keys.authorize("Bearer another-key-of-ours", INFER)
 
 
 @pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
@@ -224,13 +207,11 @@ def test_incomplete_settings_are_refused(key: str, value: str, said: str) -> Non
         load_config(EdgeConfig, overrides={key: value, "datacenter_url": "http://127.0.0.1:1"}, environ={})
 
 
-@pytest.mark.parametrize("words", [("--host", "0.0.0.0", "--api-key", SINGLE), ("--api-key", "abcdef\r")])
-def test_a_node_that_would_be_unsafe_does_not_start(words: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "edge", "--port", "0", "--backend", "noop", *words]
-    started = subprocess.run(command, capture_output=True, text=True)
-    said = "allow_plain_http = true" if "--host" in words else "at least 16 characters"
+def test_a_node_that_would_be_unsafe_does_not_start() -> None:
+    words = ("--port", "0", "--backend", "noop", "--host", "0.0.0.0", "--api-key", SINGLE)
+    started = subprocess.run([sys.executable, "-m", "edge", *words], capture_output=True, text=True)
     assert (started.returncode, started.stdout) == (1, "")
-    assert said in started.stderr
+    assert "allow_plain_http = true" in started.stderr
     assert "Traceback" not in started.stderr
 
 
