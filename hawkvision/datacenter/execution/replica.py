@@ -31,8 +31,7 @@ from hawkvision.core.errors import DeadlineMissed, NotReady, TooLarge
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult
 from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
-from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S, Model
-from hawkvision.datacenter.execution.model_set import ModelSet
+from hawkvision.datacenter.execution.model import HEALTH_LIMIT_S, Model, ModelSet
 from hawkvision.datacenter.stages.ensemble import (
     Augmentation,
     EvaluationRequest,
