@@ -29,11 +29,6 @@ def test_outcomes_come_in_order_and_a_failure_stands_in_its_place(start: Start, 
     assert node.bodies == [b"1", b"2", b"4"]
 
 
-def test_no_images_are_no_outcomes(start: Start) -> None:
-    with Client(start().url) as client:
-        assert list(client.classify_batch([])) == []
-
-
 def test_contradictory_fields_are_refused_before_anything_is_sent(start: Start) -> None:
     node = start()
     with Client(node.url) as client, pytest.raises(BadField):

@@ -71,13 +71,6 @@ def test_path_sends_the_file_as_it_is(start: Start, tmp_path: Path) -> None:
     assert node.bodies == [b"file bytes", b"file bytes"]
 
 
-def test_missing_file_is_an_os_error_and_sends_nothing(start: Start, tmp_path: Path) -> None:
-    node = start()
-    with Client(node.url) as client, pytest.raises(FileNotFoundError):
-        client.classify(tmp_path / "none.jpg")
-    assert node.bodies == []
-
-
 def test_pixels_arrive_without_loss(start: Start) -> None:
     node = start()
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), dtype=np.uint8)
@@ -112,23 +105,38 @@ def test_a_batch_of_pixels_is_sent_as_jpeg_on_request(start: Start) -> None:
     assert all(body.startswith(b"\xff\xd8") for body in node.bodies)
 
 
+PIXELS = np.zeros((2, 2, 3), np.uint8)
+
+
 @pytest.mark.parametrize(
-    ("image", "form", "says"),
+    ("image", "fields", "error", "says"),
     [
-        (b"encoded", {"encoding": "jpeg"}, "encoding: only for arrays of pixels; got bytes"),
-        ("cat.jpg", {"color": "bgr"}, "color: only for arrays of pixels; got str"),
-        (np.zeros((2, 2, 3), np.uint8), {"color": "yuv"}, "color: expected one of rgb, bgr, got 'yuv'"),
-        (np.zeros((2, 2, 3), np.uint8), {"encoding": "gif"}, "encoding: expected one of png, jpeg, got 'gif'"),
-        (np.zeros((2, 2), np.uint8), {"encoding": "jpeg"}, "expected uint8"),
+        (b"encoded", {"encoding": "jpeg"}, BadField, "encoding: only for arrays of pixels; got bytes"),
+        ("cat.jpg", {"color": "bgr"}, BadField, "color: only for arrays of pixels; got str"),
+        (PIXELS, {"color": "yuv"}, BadField, "color: expected one of rgb, bgr, got 'yuv'"),
+        (PIXELS, {"encoding": "gif"}, BadField, "encoding: expected one of png, jpeg, got 'gif'"),
+        *((np.zeros(shape, np.uint8), {}, BadField, "height, width, 3") for shape in ((5, 5), (5, 5, 4), (0, 5, 3))),
+        *((image, {}, BadField, "image: ") for image in (None, 5, [[0]], {"a": 1}, np.uint8(3), "a\0b")),
+        ("none/of/these.jpg", {}, FileNotFoundError, "none"),
+        (b"x", {"min_accuracy": 0.8, "quality": "best"}, BadField, "min_accuracy and quality"),
+        *(
+            (b"x", {"deadline_ms": wrong}, BadField, "deadline_ms: expected milliseconds, a number above 0")
+            for wrong in (0, -1, math.nan, math.inf, -math.inf, "80", True, [80])
+        ),
     ],
 )
-def test_a_form_that_cannot_be_is_refused_before_anything_is_sent(
-    start: Start, image: Any, form: dict[str, Any], says: str
+def test_what_cannot_be_asked_is_refused_before_anything_is_sent(
+    start: Start, image: Any, fields: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     node = start()
-    with Client(node.url) as client, pytest.raises(BadField, match=says):
-        client.classify(image, **form)
+    with Client(node.url) as client, pytest.raises(error, match=says):
+        client.classify(image, **fields)
     assert node.bodies == []
+
+
+def test_an_option_that_no_client_has_is_refused() -> None:
+    with pytest.raises(TypeError, match="unknown options timeout"):
+        Client("http://127.0.0.1:1", timeout=3.0)  # type: ignore[call-arg]
 
 
 def test_a_client_waits_for_a_node_that_is_starting(start: Start) -> None:
@@ -154,48 +162,12 @@ def test_waiting_does_not_mend_a_wrong_key(start: Start) -> None:
         client.wait_ready(60.0)
 
 
-@pytest.mark.parametrize("shape", [(5, 5), (5, 5, 4), (0, 5, 3)])
-def test_arrays_that_are_no_images_are_refused(start: Start, shape: tuple[int, ...]) -> None:
-    node = start()
-    with Client(node.url) as client, pytest.raises(BadField, match="height, width, 3"):
-        client.classify(np.zeros(shape, np.uint8))
-    assert node.bodies == []
-
-
-@pytest.mark.parametrize("image", [None, 5, [[0]], {"a": 1}, np.uint8(3), "a\0b"])
-def test_what_is_no_image_is_refused_and_in_a_batch_alone(start: Start, image: Any) -> None:
-    node = start(ok())
-    with Client(node.url) as client:
-        with pytest.raises(BadField, match="image: "):
-            client.classify(image)
-        first, second = client.classify_batch([image, b"image"])
-    assert isinstance(first, BadField)
-    assert isinstance(second, Answer)
-    assert node.bodies == [b"image"]
-
-
 def test_any_buffer_of_bytes_is_an_encoded_image(start: Start) -> None:
     node = start(ok())
     with Client(node.url) as client:
         for image in (b"image", bytearray(b"image"), memoryview(b"an image")[3:]):
             client.classify(image)
     assert node.bodies == [b"image"] * 3
-
-
-@pytest.mark.parametrize("deadline_ms", [0, -1, math.nan, math.inf, -math.inf, "80", True, [80]])
-def test_a_deadline_that_is_none_is_refused_before_sending(start: Start, deadline_ms: Any) -> None:
-    node = start(ok())
-    refused = pytest.raises(BadField, match="deadline_ms: expected milliseconds, a number above 0")
-    with Client(node.url) as client, refused:
-        client.classify(b"x", deadline_ms=deadline_ms)
-    assert not node.bodies
-
-
-def test_two_targets_are_refused_before_sending(start: Start) -> None:
-    node = start()
-    with Client(node.url) as client, pytest.raises(BadField, match="min_accuracy and quality"):
-        client.classify(b"x", min_accuracy=0.8, quality="best")
-    assert node.bodies == []
 
 
 REFUSALS = [
@@ -238,13 +210,6 @@ def test_unreachable_node_is_named() -> None:
             client.classify(b"x")
 
 
-def test_silent_node_times_out() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with Client(url, timeout_s=0.05) as client, pytest.raises(Unreachable, match=r"0\.05 s"):
-            client.classify(b"x")
-
-
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}", b"\xff"])
 def test_a_page_that_is_no_answer_is_a_bad_reply(start: Start, body: bytes) -> None:
     node = start((200, {}, body))
@@ -271,13 +236,6 @@ def test_what_is_no_url_is_refused_at_once(url: str) -> None:
         AsyncClient(url)
 
 
-def test_no_retry_unless_asked(start: Start) -> None:
-    node = start(refusal(Overloaded("full", 0.0), Retry_After="0"), ok())
-    with Client(node.url) as client, pytest.raises(Overloaded):
-        client.classify(b"x")
-    assert len(node.bodies) == 1
-
-
 def test_retry_within_the_budget_sends_the_same_again(start: Start) -> None:
     busy = refusal(Overloaded("full", 0.0), Retry_After="0")
     node = start(busy, refusal(NotReady("draining"), Retry_After="0"), ok())
@@ -287,33 +245,24 @@ def test_retry_within_the_budget_sends_the_same_again(start: Start) -> None:
     assert node.queries == [{"quality": "fast"}] * 3
 
 
-def test_wait_longer_than_the_budget_is_not_begun(start: Start) -> None:
-    node = start(refusal(Overloaded("full", 60.0), Retry_After="60"))
-    with Client(node.url, retry_budget_s=1.0) as client, pytest.raises(Overloaded) as caught:
-        client.classify(b"x")
-    assert caught.value.retry_after_s == 60.0
-    assert len(node.bodies) == 1
-
-
-def test_deadline_bounds_the_retry_budget(start: Start) -> None:
-    node = start(refusal(Overloaded("full", 1.0), Retry_After="1"), ok())
-    with Client(node.url, retry_budget_s=60.0) as client, pytest.raises(Overloaded):
-        client.classify(b"x", deadline_ms=200)
-    assert len(node.bodies) == 1
-
-
-def test_attempts_are_bounded_whatever_the_budget(start: Start) -> None:
-    node = start(refusal(Overloaded("full", 0.0), Retry_After="0"))
-    with Client(node.url, retry_budget_s=1e9) as client, pytest.raises(Overloaded):
-        client.classify(b"x")
-    assert len(node.bodies) == 10
-
-
-def test_bad_request_is_never_retried(start: Start) -> None:
-    node = start(refusal(errors.BadImage("no"), Retry_After="0"))
-    with Client(node.url, retry_budget_s=60.0) as client, pytest.raises(errors.BadImage):
-        client.classify(b"x")
-    assert len(node.bodies) == 1
+@pytest.mark.parametrize(
+    ("error", "retry_after", "budget_s", "deadline_ms", "attempts"),
+    [
+        (Overloaded("no budget", 0.0), 0, 0.0, None, 1),
+        (Overloaded("longer than the budget", 60.0), 60, 1.0, None, 1),
+        (Overloaded("longer than the deadline", 1.0), 1, 60.0, 200.0, 1),
+        (Overloaded("again and again", 0.0), 0, 1e9, None, 10),
+        (errors.BadImage("never to be repeated"), 0, 60.0, None, 1),
+    ],
+)
+def test_a_refusal_is_raised_after_as_many_attempts_as_budget_and_deadline_allow(
+    start: Start, error: HawkVisionError, retry_after: int, budget_s: float, deadline_ms: float | None, attempts: int
+) -> None:
+    node = start(refusal(error, Retry_After=str(retry_after)))
+    with Client(node.url, retry_budget_s=budget_s) as client, pytest.raises(type(error)) as caught:
+        client.classify(b"x", deadline_ms=deadline_ms)
+    assert vars(caught.value) == vars(error)
+    assert len(node.bodies) == attempts
 
 
 def test_connection_is_kept_alive(start: Start) -> None:
@@ -366,15 +315,6 @@ def test_connecting_beforehand_opens_the_connection_that_images_use(start: Start
 
     asyncio.run(scenario())
     assert len(node.peers) == 1
-
-
-def test_health_tells_ready_from_loading(start: Start) -> None:
-    ready = json.dumps({"status": "ready", "task": "imagenet", "variant": "m"}).encode()
-    node = start(refusal(NotReady("loading"), Retry_After="1"), (200, {}, ready))
-    with Client(node.url) as client:
-        assert not client.health().ready
-        health = client.health()
-    assert (health.ready, health.task, health.variant) == (True, "imagenet", "m")
 
 
 def test_targets_is_the_nodes_document(start: Start) -> None:

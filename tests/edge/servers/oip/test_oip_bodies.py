@@ -232,24 +232,6 @@ def read_or_refuse(body: bytes, length: str | None) -> InferRequest | None:
     return None
 
 
-@given(body=st.binary(max_size=300), length=st.none() | st.integers(-5, 400).map(str) | st.text(max_size=6))
-def test_arbitrary_bodies_are_read_or_refused(body: bytes, length: str | None) -> None:
-    asked = read_or_refuse(body, length)
-    if asked is not None:
-        assert asked.images == (body,)
-        assert int(length or "1") == 0
-
-
-@given(data=st.data())
-def test_damaged_requests_are_read_or_refused(data: st.DataObject) -> None:
-    body, length = binary(b"\xff\xd8abc", b"d", id="r", parameters={"quality": "fast"}, outputs=[{"name": "label"}])
-    damaged = bytearray(body)
-    for _ in range(data.draw(st.integers(1, 4))):
-        damaged[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    asked = read_or_refuse(bytes(damaged), length)
-    assert asked is None or 1 <= len(asked.images) <= 2
-
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
