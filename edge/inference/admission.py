@@ -23,8 +23,7 @@ from hawkvision.core.errors import DeadlineMissed, Overloaded, TooLarge
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import OnMiss
 from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales, cost_of
-from hawkvision.imaging.image_formats import Encoded
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import Encoded, ImageHeader
 from hawkvision.system.memory import MemoryBudget, MemoryParts
 
 Refusal: TypeAlias = Literal["pixels", "memory", "request_work", "waiting_work", "deadline"]

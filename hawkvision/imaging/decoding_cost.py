@@ -28,8 +28,7 @@ import cv2
 import numpy as np
 
 from hawkvision.core.errors import TooLarge
-from hawkvision.imaging.image_formats import Encoded, ImageFormat
-from hawkvision.imaging.image_header import ImageHeader, probe
+from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader, probe
 from hawkvision.imaging.jpeg_decoding import MAX_MENDED_BYTES
 from hawkvision.imaging.placement import whole_scaled
 from hawkvision.imaging.preprocessing import decode, least_side, scale_of

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import BadImage, HawkVisionError, UnsupportedMedia
-from hawkvision.imaging.image_formats import Encoded, ImageFormat
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader
 
 PLUGINS: Final = {
     ImageFormat.GIF: ("PIL.GifImagePlugin", "GifImageFile"),

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.models.input_spec import InputSpec
 
 OVERSAMPLING: Final = 2

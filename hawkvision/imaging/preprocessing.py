@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from hawkvision.core.errors import BackendError, BadImage, TooLarge, UnsupportedMedia
 from hawkvision.core.types import Pixels
 from hawkvision.imaging import pillow_formats
-from hawkvision.imaging.image_formats import Encoded, ImageFormat, other_format
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader, other_format
 from hawkvision.imaging.image_header import probe as probe_native
 from hawkvision.imaging.jpeg_decoding import decode_jpeg
 from hawkvision.imaging.jpeg_repair import scans

@@ -20,7 +20,7 @@ import numpy as np
 
 with atheris.instrument_imports(include=["hawkvision.imaging"]):
     from hawkvision.core.errors import RequestError
-    from hawkvision.imaging.image_formats import ImageFormat
+    from hawkvision.imaging.image_header import ImageFormat
     from hawkvision.imaging.jpeg_repair import JpegStream, scans
     from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
     from hawkvision.imaging.preprocessing import decode, probe

@@ -30,8 +30,7 @@ from hawkvision.imaging.decoding_cost import (
     check_pixels,
     cost_of,
 )
-from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.imaging.preprocessing import least_side, probe
 from hawkvision.models.manifest import InputSpec
 from tests.images import chunk, flat_png

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hawkvision.core.errors import BadImage, RequestError, TooLarge, UnsupportedMedia
-from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import MAX_SEGMENTS
+from hawkvision.imaging.image_header import MAX_SEGMENTS, ImageFormat
 from hawkvision.imaging.preprocessing import MAX_SCANS, STRIP_PIXELS, decode, probe
 from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import (

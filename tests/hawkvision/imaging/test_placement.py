@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.downscale import Reducer
-from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, preprocess, probe
 from hawkvision.models.manifest import InputSpec

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.imaging.preprocessing import decode, load_input, load_inputs, preprocess, probe
 from hawkvision.models.manifest import InputSpec
 from tests.fuzz.examples import examples

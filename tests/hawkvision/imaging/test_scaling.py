@@ -12,8 +12,7 @@ from PIL import Image
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
-from hawkvision.imaging.image_formats import ImageFormat
-from hawkvision.imaging.image_header import ImageHeader
+from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.imaging.placement import MOST_SCALED, placement, whole_scaled
 from hawkvision.imaging.preprocessing import load_input, preprocess
 from hawkvision.models.manifest import InputSpec
