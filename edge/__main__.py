@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to read again
     # Imported once the signals are heard, for importing takes a second.
     from edge.run import run
-    from hawkvision.system.closed_output import quiet_without_reader
+    from hawkvision.system.terminal import quiet_without_reader
 
     with quiet_without_reader():
         return run(sys.argv[1:] if argv is None else argv)

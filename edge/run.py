@@ -41,7 +41,7 @@ from hawkvision.servers.keys import Keys
 from hawkvision.servers.protocol import bounded
 from hawkvision.servers.reload import FileWatcher
 from hawkvision.servers.tls import Certificates, datacenter_certificates, server_certificates
-from hawkvision.system.telemetry import warn_if_allowed
+from hawkvision.system.library_environment import warn_if_allowed
 from hawkvision.transport.settings import DatagramSettings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-import hawkvision.system.telemetry  # noqa: F401  before any library that would report to its maker
+import hawkvision.system.library_environment  # noqa: F401  before any library that would report to its maker
 from hawkvision.core.version import __version__
 
 if TYPE_CHECKING:

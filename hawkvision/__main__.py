@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hawkvision.system.unicode_fallback import write_anything
+from hawkvision.system.terminal import write_anything
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from hawkvision.system.closed_output import quiet_without_reader
-from hawkvision.system.unicode_fallback import write_anything
+from hawkvision.system.terminal import quiet_without_reader, write_anything
 from loadgen.commands import command_line
 
 

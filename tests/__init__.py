@@ -3,4 +3,4 @@
 import contextlib
 
 with contextlib.suppress(ModuleNotFoundError):  # handlers of benches run in environments of other servers
-    import hawkvision.system.opencv_env  # noqa: F401  before OpenCV, which some of them import first
+    import hawkvision.system.library_environment  # noqa: F401  before OpenCV, which some of them import first

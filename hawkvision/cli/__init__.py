@@ -19,8 +19,7 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.core.version import __version__
 from hawkvision.system.child_server import exit_on_sigterm
-from hawkvision.system.closed_output import quiet_without_reader
-from hawkvision.system.unicode_fallback import write_anything
+from hawkvision.system.terminal import quiet_without_reader, write_anything
 
 EXTRA_OF: Final = {
     "onnx": "build",

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Answer, target_fields
-from hawkvision.system.unicode_fallback import on_one_line
+from hawkvision.system.terminal import on_one_line
 
 WIDE: Final = 120
 """Terminal width from which on the model has its own column."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 from hawkvision.cli.options import AskOptions, DetectOptions
 from hawkvision.core.errors import ConfigError
-from hawkvision.system.unicode_fallback import on_one_line
+from hawkvision.system.terminal import on_one_line
 
 if TYPE_CHECKING:
     from hawkvision.cli.answer_table import AnswerTable, CsvRows

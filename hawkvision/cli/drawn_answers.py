@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hawkvision.core.errors import BadImage, ConfigError, HawkVisionError
-from hawkvision.system.unicode_fallback import plain
+from hawkvision.system.terminal import plain
 
 if TYPE_CHECKING:
     from hawkvision.client.batch import Outcome

@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from hawkvision.core.settings.load import read_command_line
     from hawkvision.datacenter.launch.supervisor import launch
     from hawkvision.system.child_server import stop_with_parent
-    from hawkvision.system.closed_output import quiet_without_reader
-    from hawkvision.system.telemetry import warn_if_allowed
+    from hawkvision.system.library_environment import warn_if_allowed
+    from hawkvision.system.terminal import quiet_without_reader
 
     words = list(sys.argv[1:] if argv is None else argv)
     if WITH_PARENT in words:

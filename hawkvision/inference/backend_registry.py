@@ -10,9 +10,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from hawkvision.core.errors import BackendError
 from hawkvision.core.settings.package_settings import BACKEND_ENTRY_POINTS, backend_names
-from hawkvision.inference.backends.interface import Backend, OnnxPrecision
+from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
+from hawkvision.inference.backends.interface import Backend, OnnxPrecision, Outputs, check_batch, check_open
 from hawkvision.models.fingerprints import Execution
 from hawkvision.models.manifest import InputSpec
 
@@ -70,8 +73,6 @@ def open_backend(
 
             backend = OnnxRuntimeBackend(model, providers, threads, precision)
         case "noop":
-            from hawkvision.inference.backends.noop_backend import NoopBackend
-
             backend = NoopBackend((spec.height, spec.width, 3), classes)
         case _:
             backend = _checked(kind, _added(kind)(model, spec, classes, threads))
@@ -160,3 +161,32 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
             "a defect of these kernels, or of the compiler that made them"
         )
     return backend
+
+
+class NoopBackend:
+    """Answers every image at once with the same logits, drawn from a seed, to measure the serving path alone."""
+
+    def __init__(self, input_shape: tuple[int, int, int], classes: int, seed: int = 0) -> None:
+        self._shape = input_shape
+        self._logits: Logits = np.random.default_rng(seed).normal(0.0, 2.0, classes).astype(np.float32)
+        self._closed = False
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """See `Backend.input_shape`."""
+        return self._shape
+
+    @property
+    def outputs(self) -> Outputs:
+        """See `Backend.outputs`."""
+        return {LOGITS: self._logits.shape}
+
+    def infer(self, batch: Pixels) -> Tensors:
+        """See `Backend.infer`."""
+        check_open("noop", self._closed)
+        check_batch(batch, self._shape)
+        return {LOGITS: np.tile(self._logits, (len(batch), 1))}
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self._closed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import hawkvision.system.telemetry  # noqa: F401  first: ONNX Runtime reads the environment when it is imported
+import hawkvision.system.library_environment  # noqa: F401  first: ONNX Runtime reads the environment when it is imported
 
 import onnxruntime as ort  # isort: skip
 

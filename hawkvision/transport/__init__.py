@@ -1,3 +1,1 @@
 """Images over bad links as datagrams that decode alone."""
-
-import hawkvision.system.opencv_env  # noqa: F401

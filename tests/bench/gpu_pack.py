@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.types import LOGITS
 from hawkvision.imaging.preprocessing import load_input
-from hawkvision.inference.backends.devices import processor_of
+from hawkvision.inference.backends.execution_providers import processor_of
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images

@@ -8,7 +8,7 @@ import contextlib
 import sys
 from typing import Any
 
-from hawkvision.system.unicode_fallback import write_anything
+from hawkvision.system.terminal import write_anything
 from loadgen.commands import command_line
 from loadgen.host import idle_prevention
 

@@ -12,7 +12,7 @@ import secrets
 from typing import Final
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.system.telemetry import SILENCED
+from hawkvision.system.library_environment import SILENCED
 
 OLDEST: Final = (2, 58, 1)
 BEFORE: Final = (2, 61, 0)

@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from hawkvision.inference.backends.devices import NVIDIA
 from hawkvision.system.onnx_runtime import ort
 
+NVIDIA: Final = ("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 REINSTALL: Final = (
     "pip uninstall --yes onnxruntime onnxruntime-gpu, then pip install --no-deps onnxruntime-gpu "
     "(or onnxruntime, for a machine without a GPU)"
@@ -77,3 +77,22 @@ def load_libraries(providers: Sequence[str]) -> None:
 def _holds_runtime(dist: metadata.Distribution) -> bool:
     named = str(dist.metadata["Name"] or "").lower().startswith("onnxruntime")
     return named and any(file.parts[0] == "onnxruntime" for file in dist.files or ())
+
+
+def processor_of(providers: Sequence[str] = ()) -> str:
+    """What these execution providers run on: the graphics processors of NVIDIA's, else this machine's CPU.
+
+    Empty where the system does not say.
+    """
+    if any(provider in NVIDIA for provider in providers):
+        found = [_line(path, "Model") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+        return ",".join(dict.fromkeys(name for name in found if name))
+    return _line(Path("/proc/cpuinfo"), "model name")
+
+
+def _line(path: Path, name: str) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == name), "")

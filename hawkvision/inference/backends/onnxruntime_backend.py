@@ -15,11 +15,11 @@ import numpy as np
 
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels, Tensors
-from hawkvision.inference.backends.devices import processor_of
 from hawkvision.inference.backends.execution_providers import (
     available_providers,
     load_libraries,
     missing_reason,
+    processor_of,
     start_failure,
 )
 from hawkvision.inference.backends.half_precision import FP16, in_half_precision

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,20 +11,22 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.inference.int8.graph import Int8Layer, Int8Network, Int8Tensor, Sizes, Weighted
-from hawkvision.inference.int8.packing import GROUP, depthwise_weights, in_lanes, padded, product_weights, together
-from hawkvision.inference.int8.program import (
-    ALIGNMENT,
-    KINDS,
-    MOST_STAGE_LAYERS,
-    MOST_VECTORS,
-    VECTOR,
-    CLayer,
-    CProgram,
-    CStage,
-    CTensor,
-)
+from hawkvision.inference.int8.graph import Int8Layer, Int8Network, Int8Tensor, Kind, Sizes, Weighted
 
+KINDS: Final[tuple[Kind, ...]] = ("pad", "convolution", "depthwise", "add", "mean", "dense")
+"""In the order of `Kind`."""
+VECTOR: Final = 16
+"""Channels in one vector of sums."""
+MOST_VECTORS: Final = 4
+"""Vectors of sums at one position that are computed together."""
+MOST_STAGE_LAYERS: Final = 8
+"""Most layers of a stage."""
+ALIGNMENT: Final = 64
+"""Bytes of a vector."""
+
+
+GROUP: Final = 64
+"""Channels of a depthwise window that are computed together; biases and scales are padded to a multiple of it."""
 TALL: Final = 28
 """Rows from which on a stage is divided by rows. Smaller layers have more weights than activations."""
 TALL_SHARED: Final = 14
@@ -36,6 +40,53 @@ TILE_QUADS: Final = 16
 """Most rows of a tile."""
 LEAST_TILE_QUADS: Final = 4
 """With at most so many quads, a layer is faster without tiles."""
+
+
+def _integers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int32) for name in names]
+
+
+class CTensor(ctypes.Structure):
+    """`Tensor` in `program.h`."""
+
+    _fields_ = [
+        *_integers("height", "width", "channels", "top", "left", "bottom", "right", "zero"),
+        ("offset", ctypes.c_int64),
+    ]
+
+
+class CLayer(ctypes.Structure):
+    """`Layer` in `program.h`."""
+
+    _fields_ = [
+        *_integers("kind", "taken", "other", "out", "kernel_height", "kernel_width", "row_stride", "column_stride"),
+        *_integers("pad_top", "pad_left", "vectors", "fold", "zero", "tile", "paired"),
+        ("ratio", ctypes.c_float),
+        ("other_ratio", ctypes.c_float),
+        ("weights", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+    ]
+
+
+class CStage(ctypes.Structure):
+    """`Stage` in `program.h`."""
+
+    _fields_ = _integers("first", "count", "by_channels", "size", "units")
+
+
+class CProgram(ctypes.Structure):
+    """`Program` in `program.h`."""
+
+    _fields_ = [
+        *_integers("tensors", "layers", "stages", "classes"),
+        ("tensor", ctypes.POINTER(CTensor)),
+        ("layer", ctypes.POINTER(CLayer)),
+        ("stage", ctypes.POINTER(CStage)),
+        ("arena", ctypes.c_int64),
+        ("scratch", ctypes.c_int64),
+        ("ring", ctypes.c_int64),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +142,7 @@ def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
             if isinstance(layer, Weighted):
                 packed += _packed(network, layer, layers[number].vectors)
                 pointers += [(layers[number], name) for name in ("weights", "bias", "scale")]
-    held = together(packed)
+    held = _together(packed)
     for (c_layer, name), array in zip(pointers, held, strict=True):
         setattr(c_layer, name, array.ctypes.data)
     ring = _rounded(
@@ -309,10 +360,63 @@ def _packed(network: Int8Network, layer: Weighted, vectors: int) -> tuple[NDArra
     """A layer's weights, biases and scales in the kernel's order."""
     taken, out = network.tensors[layer.inputs[0]], network.tensors[layer.out]
     flat = layer.weights.reshape(len(layer.weights), -1)
-    bias = padded(layer.bias - np.int32(taken.zero) * flat.sum(1, dtype=np.int32))
+    bias = _padded(layer.bias - np.int32(taken.zero) * flat.sum(1, dtype=np.int32))
     scale = taken.scale * layer.weight_scale
     if layer.kind != "dense":
         scale = scale / out.scale  # in ONNX Runtime's order of operations
     if layer.kind == "depthwise":
-        return depthwise_weights(layer.weights, layer.strides[0]), in_lanes(bias), in_lanes(padded(scale))
-    return product_weights(flat, vectors), bias, padded(scale)
+        return _depthwise_weights(layer.weights, layer.strides[0]), _in_lanes(bias), _in_lanes(_padded(scale))
+    return _product_weights(flat, vectors), bias, _padded(scale)
+
+
+# Weights in the order in which the kernel reads them (`layers.h`)
+
+
+def _together(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Copies in one block of memory, each aligned to the size of a vector."""
+    starts = [0]
+    for array in arrays:
+        starts.append(starts[-1] - -array.nbytes // ALIGNMENT * ALIGNMENT)
+    # Pages of its own, which begin at such a multiple.
+    memory = np.frombuffer(mmap.mmap(-1, max(1, starts[-1]), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    held = [
+        memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+        for start, array in zip(starts, arrays, strict=False)
+    ]
+    for copy, array in zip(held, arrays, strict=True):
+        copy[...] = array
+    return held
+
+
+def _padded(values: NDArray[Any]) -> NDArray[Any]:
+    """(channels,), padded with zeros to whole groups."""
+    return np.pad(values, (0, -len(values) % GROUP))
+
+
+def _product_weights(weights: NDArray[np.int8], vectors: int) -> NDArray[np.int8]:
+    """(made, taken) in groups of `vectors` vectors: for each four bytes taken, 16 channels x 4 bytes of each vector."""
+    made, taken = weights.shape
+    whole = np.pad(weights, ((0, -made % VECTOR), (0, 0))).reshape(-1, VECTOR, taken // 4, 4)
+    groups = [whole[first : first + vectors].transpose(2, 0, 1, 3).ravel() for first in range(0, len(whole), vectors)]
+    return np.concatenate(groups)
+
+
+def _in_lanes(values: NDArray[Any]) -> NDArray[Any]:
+    """(channels,) in the order of interleaved bytes: of each 64, every fourth group of four."""
+    return np.ascontiguousarray(values.reshape(-1, 4, 4, 4).transpose(0, 2, 1, 3)).ravel()
+
+
+def _depthwise_weights(weights: NDArray[np.int8], stride: int) -> NDArray[np.int8]:
+    """(channels, size, size) in groups of 64 channels, for two rows of outputs.
+
+    The rows of inputs of both outputs come in groups of four, which are the four bytes of a channel. A row that one of
+    the outputs does not read has the weight zero there.
+    """
+    channels, size, _ = weights.shape
+    groups = -(-(size + stride) // 4)
+    rows = np.zeros((2, groups * 4, size, channels + -channels % GROUP), np.int8)
+    for made in range(2):
+        rows[made, made * stride : made * stride + size, :, :channels] = weights.transpose(1, 2, 0)
+    # made, group of rows, row, column, 64 channels, lane of 128 bits, vector, channel of four
+    lanes = rows.reshape(2, groups, 4, size, -1, 4, 4, 4)
+    return np.ascontiguousarray(lanes.transpose(4, 0, 1, 3, 6, 5, 7, 2)).ravel()

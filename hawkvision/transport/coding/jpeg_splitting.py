@@ -94,10 +94,14 @@ class _BaselineHeader:
         self._kept.append(segment(START_OF_SCAN, scan))
         self.canonical = b"".join(self._kept)
         self.layout = self._finished(scan)
-        foreign = any(kept[1] == 0xEE for kept in self._kept)
-        sampled = self._frame is not None and self._frame.payload[6:] == SAMPLING and scan == SCAN
-        self.standard = not foreign and sampled and self._codes == STANDARD_CODES
+
+    @property
+    def standard(self) -> bool:
         """Whether, but for its quantisation, `standard_header` would write it; JFIF is no matter."""
+        assert self._frame is not None
+        foreign = any(kept[1] == 0xEE for kept in self._kept)
+        sampled = self._frame.payload[6:] == SAMPLING and self._kept[-1] == segment(START_OF_SCAN, SCAN)
+        return not foreign and sampled and self._codes == STANDARD_CODES
 
     def quality(self) -> tuple[int, bool]:
         """The quality on libjpeg's scale of all components' quantisation tables, and whether it is exactly that."""

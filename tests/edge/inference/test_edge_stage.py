@@ -15,8 +15,8 @@ from hawkvision.core.errors import BadImage
 from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
+from hawkvision.inference.backend_registry import NoopBackend
 from hawkvision.inference.backends.interface import Outputs
-from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.tasks.class_scores import Score, average, log_probabilities, softmax, tempered
 from hawkvision.tasks.decoders.sets import Ssd

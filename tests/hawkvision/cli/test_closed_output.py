@@ -70,7 +70,7 @@ def test_a_reader_that_leaves_ends_a_batch_quietly(node: ServerProcess, tmp_path
 
 
 def test_a_connection_that_breaks_is_not_taken_for_the_output(capfd: pytest.CaptureFixture[str]) -> None:
-    from hawkvision.system.closed_output import quiet_without_reader
+    from hawkvision.system.terminal import quiet_without_reader
 
     with pytest.raises(BrokenPipeError), quiet_without_reader():
         raise BrokenPipeError(32, "the server has closed the connection")

@@ -18,9 +18,8 @@ from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
 from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
-from hawkvision.inference.backend_registry import open_backend
+from hawkvision.inference.backend_registry import NoopBackend, open_backend
 from hawkvision.inference.backends.interface import Backend, Outputs, joined
-from hawkvision.inference.backends.noop_backend import NoopBackend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import InputSpec
 from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend

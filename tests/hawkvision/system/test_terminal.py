@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hawkvision
-from hawkvision.system.unicode_fallback import plain
+from hawkvision.system.terminal import plain
 from tests.hawkvision.client.client_node import Start
 
 

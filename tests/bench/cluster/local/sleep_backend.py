@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from hawkvision.core.types import Pixels, Tensors
-from hawkvision.inference.backends.noop_backend import NoopBackend
+from hawkvision.inference.backend_registry import NoopBackend
 from hawkvision.models.manifest import InputSpec
 
 ROOT: Final = Path(__file__).resolve().parents[4]

@@ -30,7 +30,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as hawkvision.system.telemetry, which is not installed here
+# As hawkvision.system.library_environment, which is not installed here.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 PREFIX: Final = "HAWKVISION_PEER_"

@@ -19,7 +19,7 @@ from hawkvision.datacenter.execution.model import Model
 from hawkvision.datacenter.execution.replica import Replica
 from hawkvision.datacenter.stages.catalog import catalog_of
 from hawkvision.datacenter.stages.ensemble import Augmentation
-from hawkvision.inference.backends.noop_backend import NoopBackend
+from hawkvision.inference.backend_registry import NoopBackend
 from hawkvision.models.fingerprints import VariantRun
 from hawkvision.models.manifest import InputSpec, Manifest
 from hawkvision.tasks.decoders.decoder import Logits

@@ -1,8 +1,13 @@
-"""Turns off the telemetry of libraries that we use. Must be imported before them.
+"""Environment variables of libraries that we use: no telemetry, and the same pixels everywhere. Must be imported before
+them.
 
 ONNX Runtime 1.29 and later contacts its vendor and stores a device id and queued events in every process that imports
 it. Ray sends usage statistics. This module sets the environment variables that forbid both; child processes, such as
 Ray's workers, inherit them.
+
+OpenCV's bicubic scaling uses Intel's IPP, which chooses code by CPU, and the variants round some pixels differently. An
+image could then get another confidence than on the machine of the certification. So every x86-64 CPU with AVX2 uses the
+same code. A value that the user set is kept.
 
 `hawkvision/__init__.py` imports this module, and `hawkvision.system.onnx_runtime` is the only one that imports ONNX
 Runtime.
@@ -50,3 +55,4 @@ def _allows(name: str, environ: MutableMapping[str, str]) -> bool:
 
 
 silence(os.environ)
+os.environ.setdefault("OPENCV_IPP", "avx2")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.system.telemetry import SILENCED, silence, warn_if_allowed
+from hawkvision.system.library_environment import SILENCED, silence, warn_if_allowed
 
 DEPLOY = Path(__file__).resolve().parents[3] / "edge" / "deploy"
 
