@@ -6,7 +6,7 @@ A frame is a length (8 bytes, big-endian) and a MessagePack message.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -14,14 +14,8 @@ from loadgen.clients.engine import LoadJob
 from loadgen.workload.judging import KindSpec, Label
 from loadgen.workload.record import RequestOutcome
 
-if TYPE_CHECKING:
-    pass  # OpenCV, which clients do not need
-
 MAX_FRAME: Final = 1 << 34
 """All images of a data set, or all outcomes of a run."""
-
-
-REALTIME: Final = "--realtime"
 
 
 class LoadImages(msgspec.Struct, frozen=True, tag=True):

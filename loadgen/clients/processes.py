@@ -24,7 +24,6 @@ from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError, InternalError
 from loadgen.clients.engine import GRACE_S, LoadJob, Tally
 from loadgen.clients.messages import (
-    REALTIME,
     REPORTS,
     BeginSending,
     ConnectClients,
@@ -58,21 +57,17 @@ START_S: Final = 60.0
 class WorkerProcesses:
     """Client processes, used as a context manager; they keep their images from one job to the next."""
 
-    def __init__(self, size: int, prefix: Sequence[str] = (), *, realtime: bool = False) -> None:
+    def __init__(self, size: int, prefix: Sequence[str] = ()) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             size: how many processes.
             prefix: a command that becomes the one behind it: `ip netns exec …`.
-            realtime: run them before all ordinary processes, where that is allowed (`loadgen.host.scheduling`). Only
-            for jobs
-                that leave the processors free most of the time: callers that never rest would starve the servers.
 
         Raises:
             ConfigError: if the size is out of bounds.
         """
         self._prefix = tuple(prefix)
-        self._arguments = (REALTIME,) if realtime else ()
         if not 1 <= size <= MAX_PROCESSES:
             raise ConfigError(f"--processes: expected 1 to {MAX_PROCESSES}, got {size}")
         self.size = size
@@ -81,7 +76,7 @@ class WorkerProcesses:
     async def __aenter__(self) -> WorkerProcesses:
         for _ in range(self.size):
             client = await asyncio.create_subprocess_exec(
-                *self._prefix, sys.executable, "-m", "loadgen.clients.worker", *self._arguments,
+                *self._prefix, sys.executable, "-m", "loadgen.clients.worker",
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             self._clients.append(client)

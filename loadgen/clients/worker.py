@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import uvloop
@@ -19,7 +19,6 @@ from hawkvision.core.errors import ConfigError, HawkVisionError
 from loadgen.clients.engine import Engine, LoadJob, SharedImages, client_for
 from loadgen.clients.messages import (
     ORDERS,
-    REALTIME,
     BeginSending,
     ConnectClients,
     LoadImages,
@@ -32,11 +31,7 @@ from loadgen.clients.messages import (
     frame,
     read_frame,
 )
-from loadgen.host.scheduling import before_others
 from loadgen.workload.judging import truths
-
-if TYPE_CHECKING:
-    pass  # OpenCV, which clients do not need
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Between reports of progress."""
@@ -111,8 +106,6 @@ def _say(out: int, report: Report) -> None:
 def main() -> int:
     """Be a client process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if REALTIME in sys.argv[1:]:
-        before_others()
     out = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print does not go among the frames
     # Outcomes are never garbage while a job runs; walking all of them is a pause that latencies would show.

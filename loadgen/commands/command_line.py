@@ -6,47 +6,31 @@ The command that a test records is one that repeats the test.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import inspect
 import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import Annotated, Any, Final, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import typer
 import typer.main
 from typer.core import TyperCommand
 
 from hawkvision.core.errors import HawkVisionError
-from loadgen.host import idle_prevention
 
 words: Final[ContextVar[Sequence[str]]] = ContextVar("words", default=())
 """The words of the command line, from the command on: `main` sets it, whichever program's `main` it was given."""
 program: Final[ContextVar[str]] = ContextVar("program", default="loadgen")
 """The module that was run."""
-EXTRA_OF: Final = {"PIL": "bench", "jinja2": "report", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
+EXTRA_OF: Final = {"PIL": "bench", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
 """The extra that installs what a node does not need."""
 
 
 def option(panel: str, description: str, *names: str, metavar: str | None = None) -> Any:
     """How a field is an option: described in one line, and listed among those of one topic (`panel`)."""
     return typer.Option(*names, help=description, metavar=metavar, rich_help_panel=panel)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasurementOptions:
-    """The options of all commands that measure."""
-
-    prevent_cpu_idle: Annotated[
-        bool,
-        option(
-            "Measurement",
-            "Keep the processors from halting during the test; for virtual machines, whose hosts give them back late.",
-            "--prevent-cpu-idle",
-        ),
-    ] = False
 
 
 def stated() -> str:
@@ -89,9 +73,7 @@ def command_of(
         given = options(**values)
 
         def measure() -> int | None:
-            idle = getattr(given, "prevent_cpu_idle", False)
-            with idle_prevention.prevented() if idle else contextlib.nullcontext():
-                return asyncio.run(_awaited(run, given))
+            return asyncio.run(_awaited(run, given))
 
         raise typer.Exit(explained(measure))
 

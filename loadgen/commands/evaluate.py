@@ -49,7 +49,7 @@ from loadgen.analysis.evaluation import (
     written,
 )
 from loadgen.clients.connections import check_server
-from loadgen.commands.command_line import MeasurementOptions, option
+from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.terminal import terminal
 from loadgen.workload.dataset import Split, chosen_by, read_labelled
@@ -82,7 +82,7 @@ class EvaluationReport(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(MeasurementOptions):
+class EvaluateOptions:
     """The options of `python -m loadgen evaluate`."""
 
     url: Annotated[str, option("Server", "Address of the edge node.")]

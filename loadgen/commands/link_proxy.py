@@ -30,7 +30,7 @@ from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
 from loadgen.clients.connections import check_server
 from loadgen.clients.processes import LEAD_S
-from loadgen.commands.command_line import MeasurementOptions, option
+from loadgen.commands.command_line import option
 from loadgen.network.link_model import PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side
@@ -280,7 +280,7 @@ async def udp_port_of(url: str, api_key: str | None) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkProxyOptions(MeasurementOptions):
+class LinkProxyOptions:
     """The options of `python -m loadgen link-proxy`."""
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8090; plain HTTP.")]

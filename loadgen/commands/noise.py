@@ -15,7 +15,7 @@ from loadgen.clients import noise_floor
 from loadgen.clients.engine import Protocol, ServerAddress
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
-from loadgen.commands.command_line import MeasurementOptions, option
+from loadgen.commands.command_line import option
 from loadgen.commands.options import Setup
 from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
@@ -36,7 +36,7 @@ class NoiseReport(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NoiseOptions(MeasurementOptions):
+class NoiseOptions:
     """The options of `python -m loadgen noise`."""
 
     protocol: Annotated[Protocol, option("Load", "Protocol to send requests with.")] = "http"

@@ -18,8 +18,7 @@ from hawkvision.tasks.registry import KIND_OF_FORM
 from loadgen.clients.connections import check_server
 from loadgen.clients.engine import LoadJob, Protocol, ServerAddress
 from loadgen.commands import command_line
-from loadgen.commands.command_line import MeasurementOptions, option
-from loadgen.host import idle_prevention
+from loadgen.commands.command_line import option
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import Arrivals, ClosedLoop
 from loadgen.workload.dataset import Dataset, Split, read_dataset
@@ -34,7 +33,7 @@ CLOSED_PLAN: Final = 20_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadOptions(MeasurementOptions):
+class LoadOptions:
     """The options that all load tests share: the server, the images, the targets, and the senders."""
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8080.")]
@@ -207,7 +206,7 @@ def origin(seed: int) -> Origin:
         python=platform.python_version(),
         cpu=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        load_before=max(0.0, os.getloadavg()[0] - idle_prevention.spinning()),
+        load_before=os.getloadavg()[0],
         seed=seed,
     )
 

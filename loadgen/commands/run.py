@@ -31,7 +31,7 @@ from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.commands.options import Setup
 from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, host_limits, missed_goals
 from loadgen.commands.terminal import progress_bar, terminal
-from loadgen.host import cpu_slowdown, cpu_steal, idle_prevention
+from loadgen.host import cpu_steal
 from loadgen.network.profiles import LinkProfile, load_profile
 from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
 from loadgen.workload.record import NoiseFloor, Origin, RequestOutcome, Run, check_files, save
@@ -66,8 +66,6 @@ class LoadTestResult:
     reference: Mapping[int, float | bool] | None
     stolen: float | None
     """Share of the processor time wanted that was stolen."""
-    slowed: float | None
-    """How much slower than at their best the processors were."""
     server: str
 
 
@@ -141,10 +139,10 @@ async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadT
         async with _link_proxy(setup_, test.profile) as proxy:
             if proxy is not None:
                 job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
-            before, paced = cpu_steal.read(), idle_prevention.pace()
+            before = cpu_steal.read()
             outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
-            stolen, slowed = cpu_steal.since(before), cpu_slowdown.since(paced, idle_prevention.pace())
-    return LoadTestResult(outcomes, stopped_s, floor, reference, stolen, slowed, server)
+            stolen = cpu_steal.since(before)
+    return LoadTestResult(outcomes, stopped_s, floor, reference, stolen, server)
 
 
 def _show_floor(floor: NoiseFloor, rate: float | None, console: Console) -> None:
@@ -183,7 +181,6 @@ def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadT
         interrupted=measured.stopped_s is not None,
         reference=measured.reference,
         stolen=measured.stolen,
-        slowed=measured.slowed,
         server=measured.server,
     )
 

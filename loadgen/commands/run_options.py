@@ -72,14 +72,6 @@ class RunOptions(options.LoadOptions):
             "Verdict", "Exit with status 1 if the host held back a larger share of processor time.", metavar="SHARE"
         ),
     ] = None
-    max_cpu_slowdown: Annotated[
-        float | None,
-        option(
-            "Verdict",
-            "Exit with status 1 if processors were slower than at their best by more; needs --prevent-cpu-idle.",
-            metavar="SHARE",
-        ),
-    ] = None
 
 
 def check_goals(given: RunOptions) -> None:
@@ -93,12 +85,9 @@ def check_goals(given: RunOptions) -> None:
     for named, share in (
         ("--min-effective", given.min_effective),
         ("--max-cpu-steal", given.max_cpu_steal),
-        ("--max-cpu-slowdown", given.max_cpu_slowdown),
     ):
         if share is not None and not 0.0 < share <= 1.0:
             raise ConfigError(f"{named}: expected a share above 0 and at most 1, got {share!r}")
-    if given.max_cpu_slowdown is not None and not given.prevent_cpu_idle:
-        raise ConfigError("--max-cpu-slowdown: expected --prevent-cpu-idle as well, which measures it")
 
 
 def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
@@ -116,12 +105,8 @@ def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float
 
 
 def host_limits(tested: Run, given: RunOptions) -> list[str]:
-    """The limits on CPU steal and slow-down that a test exceeded; an unknown share counts as too much."""
-    return [
-        f"{name} is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"
-        for name, share, most in (
-            ("CPU steal", tested.stolen, given.max_cpu_steal),
-            ("CPU slow-down", tested.slowed, given.max_cpu_slowdown),
-        )
-        if most is not None and (share is None or share > most)
-    ]
+    """The limit on CPU steal, if a test exceeded it; an unknown share counts as too much."""
+    share, most = tested.stolen, given.max_cpu_steal
+    if most is None or (share is not None and share <= most):
+        return []
+    return [f"CPU steal is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"]

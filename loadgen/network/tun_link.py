@@ -6,7 +6,7 @@
 
     with TunLink(LinkSpec.parse("rate=20mbit,delay=20ms,loss=5%")) as link:
         server = link.popen("server", [sys.executable, "-m", "http.server", "--bind", link.server_address])
-        link.run_in("client", ["curl", f"http://{link.server_address}:8000/"])
+        link.popen("client", ["curl", f"http://{link.server_address}:8000/"])
 
 Neither namespace has any other device than loopback, so nothing in them reaches the machine or the world. Needs root,
 `ip` (package iproute2) and /dev/net/tun; `loadgen.network.namespaces.available` says what is missing. The kernel's
@@ -48,7 +48,7 @@ from loadgen.network.namespaces import (
     routes_of,
     sweep,
 )
-from loadgen.network.tun_relay import AskStatus, BeginRelay, Command, CutPath, KeepOff, RelayStatus, SetLink
+from loadgen.network.tun_relay import AskStatus, BeginRelay, Command, CutPath, RelayStatus, SetLink
 
 DISCARD_PORT: Final = 9
 """The discard port (RFC 863): a packet to it starts a link that follows a trace."""
@@ -72,8 +72,6 @@ class TunLink:
         up: from client to server; `down` is the way back, the same spec if None.
         second: (up, down) of a second path.
         congestion: as `set_congestion`.
-        realtime: run the relay before all ordinary processes (SCHED_FIFO), so that busy cores do not delay packets;
-            the attribute says afterwards whether that was allowed.
         behind: a link that is up, and stays up longer than this one.
     """
 
@@ -84,7 +82,6 @@ class TunLink:
         *,
         second: tuple[LinkSpec, LinkSpec] | None = None,
         congestion: str | None = None,
-        realtime: bool = True,
         behind: TunLink | None = None,
     ) -> None:
         self._behind = behind
@@ -98,7 +95,6 @@ class TunLink:
         self._lock = threading.Lock()
         self._started: list[subprocess.Popen[bytes]] = []
         self._stack = contextlib.ExitStack()
-        self.realtime = realtime
         self.client_addresses = tuple(address_of(self._number, path, "client") for path in range(len(self._paths)))
         """IPv4 addresses by path; as `server_addresses`."""
         self.server_addresses = tuple(address_of(self._number, path, "server") for path in range(len(self._paths)))
@@ -123,9 +119,8 @@ class TunLink:
             if self._congestion is not None:
                 self.set_congestion(self._congestion)
             self._start_relay(stack)
-            begun = self._command(BeginRelay(self._paths, self.realtime), [file.fileno() for file in files])
+            self._command(BeginRelay(self._paths), [file.fileno() for file in files])
             devices.close()  # the relay has its own
-            self.realtime = begun.realtime
             stack.callback(self._stop_started)
             self._stack = stack.pop_all()
         return self
@@ -142,23 +137,6 @@ class TunLink:
     def command(self, side: Side, argv: Sequence[str]) -> list[str]:
         """The command line that runs `argv` in a namespace."""
         return ["ip", "netns", "exec", self.namespace(side), *argv]
-
-    def run_in(
-        self, side: Side, argv: Sequence[str], *, timeout_s: float = 60.0, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command in a namespace and wait for it. `env` adds to the environment.
-
-        Raises:
-            subprocess.TimeoutExpired: after `timeout_s`.
-        """
-        return subprocess.run(  # noqa: S603 - what our caller asks for
-            self.command(side, argv),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**os.environ, **(env or {})},
-            check=False,
-        )
 
     def popen(
         self,
@@ -206,10 +184,6 @@ class TunLink:
         self._check(path)
         self._command(CutPath(path, dead=False))
 
-    def keep_off(self, pid: int) -> None:
-        """Leave the processor that this process's first thread is on to it, where there is another (`priority`)."""
-        self._command(KeepOff(pid))
-
     def counts(self, path: int = 0) -> tuple[PacketCounts, PacketCounts]:
         """What happened on a path (up, down)."""
         self._check(path)
@@ -234,11 +208,6 @@ class TunLink:
             routes = [route for path in range(len(self._paths)) for route in routes_of(self._number, path, side)]
             lines = [f"route replace {route}{choice}\n" for route in routes]
             ip("-n", self.namespace(side), "-batch", "-", batch="".join(lines))
-
-    @property
-    def relay_pid(self) -> int:
-        """The relay's process id, to measure what it costs."""
-        return self._relay.pid
 
     def _check(self, path: int) -> None:
         if not 0 <= path < len(self._paths):

@@ -20,7 +20,6 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from loadgen.host.scheduling import LINKS, before_others, processor_of
 from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import MAX_PATHS, MTU
@@ -32,7 +31,6 @@ class BeginRelay(msgspec.Struct, frozen=True, tag="begin"):
     """Comes with the descriptors of the TUN devices, (client, server) of each path."""
 
     paths: tuple[tuple[LinkSpec, LinkSpec], ...]
-    realtime: bool
 
 
 class SetLink(msgspec.Struct, frozen=True, tag="set"):
@@ -50,31 +48,22 @@ class CutPath(msgspec.Struct, frozen=True, tag="cut"):
     dead: bool
 
 
-class KeepOff(msgspec.Struct, frozen=True, tag="keep_off"):
-    """Keep off the processor that this process's first thread is on, from now on, and wherever it goes."""
-
-    pid: int
-
-
 class AskStatus(msgspec.Struct, frozen=True, tag="ask"):
     """For the counts alone."""
 
 
-Command: TypeAlias = BeginRelay | SetLink | CutPath | KeepOff | AskStatus
+Command: TypeAlias = BeginRelay | SetLink | CutPath | AskStatus
 
 
 class RelayStatus(msgspec.Struct, frozen=True):
     """The answer to every command: (up, down) of each path."""
 
-    realtime: bool
     counts: tuple[tuple[PacketCounts, PacketCounts], ...]
 
 
 MOST_WAKING_S: Final = 5e-5
 WAKING_RISE_S: Final = 1e-6
 """With each waking at most; by as much may a packet be early."""
-LOOK_S: Final = 0.001
-"""Between two looks at where the process is that the relay keeps off; one takes some twenty microseconds."""
 
 # ── What the relay does ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,12 +101,6 @@ class _Relay:
         self._files: list[int] = []
         self._ways: dict[int, _PathDirection] = {}
         """By source; (up, down) of each path, one after another."""
-        self._realtime = False
-        self._processors: Final = frozenset(os.sched_getaffinity(0))
-        self._kept_off: int | None = None
-        """The process whose processor is left to it; None once it is gone."""
-        self._on = self._processors
-        self._looked_at = 0.0
 
     def run(self) -> None:
         """Until the owner is gone."""
@@ -131,8 +114,6 @@ class _Relay:
         waking = _WakeUp()
         while data:
             soonest = min((at for way in ways if (at := way.pipe.next_at) is not None), default=None)
-            if soonest is None:
-                self._step_aside()
             begun = time.monotonic()
             # select(2) waits to the microsecond, where poll and epoll round up to the next millisecond.
             wait_s = None if soonest is None else max(0.0, soonest - waking.least_s - begun)
@@ -156,13 +137,12 @@ class _Relay:
         for line in lines:
             self._obey(msgspec.json.decode(line, type=Command))
             counts = [way.pipe.counts for way in self._ways.values()]
-            status = RelayStatus(self._realtime, tuple(zip(counts[::2], counts[1::2], strict=True)))
+            status = RelayStatus(tuple(zip(counts[::2], counts[1::2], strict=True)))
             self._control.sendall(msgspec.json.encode(status) + b"\n")
 
     def _obey(self, command: Command) -> None:
         match command:
-            case BeginRelay(paths=paths, realtime=realtime):
-                self._realtime = realtime and before_others(LINKS)
+            case BeginRelay(paths=paths):
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
                     self._ways[client] = _PathDirection(client, server, LinkPipe(up, f"{path} up"))
@@ -174,23 +154,8 @@ class _Relay:
             case CutPath(path=path, dead=dead):
                 for way in self._path(path):
                     way.pipe.dead = dead
-            case KeepOff(pid=pid):
-                self._kept_off = pid
             case AskStatus():
                 pass
-
-    def _step_aside(self) -> None:
-        """Leave the processor of the process that is kept off, while nothing is under way."""
-        if self._kept_off is None or (now := time.monotonic()) < self._looked_at + LOOK_S:
-            return
-        self._looked_at = now
-        try:
-            free = self._processors - {processor_of(self._kept_off)} or self._processors
-            if free != self._on:
-                os.sched_setaffinity(0, free)
-                self._on = free
-        except OSError:  # it has ended
-            self._kept_off = None
 
     def _path(self, path: int) -> list[_PathDirection]:
         return list(self._ways.values())[2 * path : 2 * path + 2]

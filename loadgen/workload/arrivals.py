@@ -93,12 +93,6 @@ class BurstyArrivals:
     ratio: float = DEFAULT_RATIO
     dwell_s: float = DEFAULT_DWELL_S
 
-    @property
-    def dispersion(self) -> float:
-        """The index of dispersion of counts over long times."""
-        quiet = 2.0 * self.rate / (1.0 + self.ratio)
-        return 1.0 + self.dwell_s * (self.ratio * quiet - quiet) ** 2 / (4.0 * self.rate)
-
     def due_times(self, duration_s: float, seed: int) -> Times:
         """See `OpenLoop`."""
         _check_count(self.rate * duration_s + duration_s / self.dwell_s)

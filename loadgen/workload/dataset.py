@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 import cv2
 import msgspec
@@ -29,7 +29,6 @@ from loadgen.workload.judging import KindSpec, Label, kind_of_task, truths, writ
 
 BUILT_IN: Final = "built-in"
 Split: TypeAlias = Literal["auto", "held_out", "all"]
-SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 PHOTOGRAPHS: Final = ("chelsea.png", "coffee.png", "rocket.jpg", "astronaut.png", "motorcycle_left.png")
 """Inside scikit-image's wheel."""
 GENERATED: Final = 8
@@ -144,7 +143,7 @@ def chosen_by(split: str, images: LabelledImages, indices: Path) -> tuple[NDArra
     """The numbers of the images that a split takes, and which those are, for the record.
 
     Args:
-        split: one of `SPLITS`.
+        split: as the option `--split`.
         images: of the set.
         indices: the file that lists the held-out images.
 

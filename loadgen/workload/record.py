@@ -85,7 +85,6 @@ class TargetClass(msgspec.Struct, frozen=True):
 
 
 CLIENT_EDGE: Final = "client-edge"
-EDGE_DC: Final = "edge-dc"
 
 
 class LinkSample(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +92,7 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
 
     at_s: float
     link: str
-    """`CLIENT_EDGE` or `EDGE_DC`."""
+    """`CLIENT_EDGE`, or a name of its own."""
     rate_mbit_s: float | None
     delay_ms: float
     loss: float
@@ -152,8 +151,6 @@ class Run(msgspec.Struct, frozen=True):
     with it."""
     stolen: float | None = None
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
-    slowed: float | None = None
-    """CPU slow-down during the run, 0..1, against the processors' best; None if idling was not prevented."""
     server: str = ""
     """What the server says of itself (`loadgen.clients.server_info`); empty if it says nothing, or was not asked."""
     rounds_steady: list[bool | None] = []

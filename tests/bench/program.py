@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import sys
 from typing import Any
 
 from hawkvision.system.terminal import write_anything
 from loadgen.commands import command_line
-from loadgen.host import idle_prevention
 
 
 def main(name: str, module: Any) -> int:
@@ -20,12 +18,10 @@ def main(name: str, module: Any) -> int:
     command_line.program.set(name)
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=module.SUMMARY)
     module.add_arguments(parser)
-    parser.add_argument("--prevent-cpu-idle", action="store_true", help="keep the processors from halting meanwhile")
     given = parser.parse_args()
 
     def act() -> int | None:
-        with idle_prevention.prevented() if given.prevent_cpu_idle else contextlib.nullcontext():
-            status: int | None = asyncio.run(module.run(given))
+        status: int | None = asyncio.run(module.run(given))
         return status
 
     return command_line.explained(act)

@@ -159,13 +159,6 @@ class LinkProfile:
         begun = ((n * self.length_s + stretch.at_s, stretch.phase) for n in range(rounds) for stretch in round_)
         return [_sample(link, at_s + after_s, phase) for after_s, phase in begun if after_s < duration_s]
 
-    def phases_between(self, from_s: float, until_s: float, offset: int = 0) -> set[str]:
-        """The names of the phases that are on in some of the time from `from_s` to before `until_s`."""
-        round_ = self.schedule(offset)
-        rounds = range(int(from_s // self.length_s), math.ceil(until_s / self.length_s))
-        begun = ((n * self.length_s + stretch.at_s, stretch) for n in rounds for stretch in round_)
-        return {s.phase.name for at_s, s in begun if at_s < until_s and at_s + s.seconds > from_s}
-
     def average(self, way: Way) -> RunningAverage:
         """What the profile claims of a direction; what its rounds give."""
         rates, lost = [], 0.0
@@ -186,11 +179,6 @@ class LinkProfile:
             trace=LinkTrace(steps, loop=True, source=f"profile {self.name}"),
             seed=self.seed + offset,
         )
-
-
-def trace_number(round_: int, place: int) -> int:
-    """The `offset` of the link at one of two places, in one of the rounds of a test."""
-    return 2 * round_ + place
 
 
 def _lost(phase: LinkPhase, loss: Loss) -> float:

@@ -90,7 +90,7 @@ async def run(given: argparse.Namespace) -> int:
     failures: list[str] = []
     results: dict[str, dict[str, list[RoundResult]]] = {link.name: {} for link in plan.links}
     with Deployment(plan.out / "logs", ("--tasks", given.task, "--datagram-port", "0", *backend)) as deployment:
-        async with WorkerProcesses(1, deployment.client_prefix, realtime=True) as workers:
+        async with WorkerProcesses(1, deployment.client_prefix) as workers:
             await workers.load(dataset)
             bench = _Bench(plan, dataset, deployment, workers, ("--task", given.task, *backend))
             try:

@@ -64,7 +64,6 @@ class Deployment:
             )
             stack.callback(self._keep, "datacenter", tier)
             self._dc_url = tier.url
-            self.far.keep_off(tier.pid)
             self._stack = stack.pop_all()
         return self
 
@@ -100,7 +99,6 @@ class Deployment:
         }
         prefix = self.near.command("server", ())
         with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:
-            self.near.keep_off(node.pid)
             try:
                 yield node
             finally:

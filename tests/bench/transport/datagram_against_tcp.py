@@ -190,10 +190,10 @@ def running_node(link: TunLink, extra: Sequence[str] = ()) -> Iterator[subproces
 
 def run_caller(link: TunLink, job: CallerJob) -> list[TimedAnswer]:
     """One phase, in the client's namespace."""
-    done = link.run_in(
-        "client",
-        [sys.executable, "-m", f"{__package__}.datagram_against_tcp", "--job", msgspec.json.encode(job).decode()],
-        timeout_s=job.phase_s + job.limit_s + 120,
+    words = [sys.executable, "-m", f"{__package__}.datagram_against_tcp", "--job", msgspec.json.encode(job).decode()]
+    done = subprocess.run(
+        link.command("client", words),
+        capture_output=True, check=False, text=True, timeout=job.phase_s + job.limit_s + 120,
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"the caller failed:\n{done.stderr}")

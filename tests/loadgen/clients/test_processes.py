@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -82,19 +79,6 @@ def test_a_client_process_that_ends_is_no_silent_loss() -> None:
                 await workers.load(IMAGES)
 
     asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("realtime", [False, True])
-def test_clients_run_before_ordinary_processes_where_wanted_and_allowed(realtime: bool) -> None:
-    asked = [sys.executable, "-c", "from loadgen.host.scheduling import before_others; exit(before_others())"]
-    allowed = subprocess.run(asked, check=False).returncode == 1
-
-    async def scenario() -> int:
-        async with WorkerProcesses(1, realtime=realtime) as workers:
-            await workers.load(IMAGES)
-            return os.sched_getscheduler(workers._clients[0].pid)
-
-    assert asyncio.run(scenario()) == (os.SCHED_FIFO if realtime and allowed else os.SCHED_OTHER)
 
 
 @pytest.mark.parametrize("size", [0, 1000])

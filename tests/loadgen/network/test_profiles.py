@@ -142,17 +142,6 @@ def test_what_is_held_arrives_when_the_link_is_back(tmp_path: Path) -> None:
     assert arrival >= held.at_s + held.seconds
 
 
-def test_the_phases_of_a_time_are_those_that_are_on_in_it() -> None:
-    profile = load_profile("outage")
-    assert profile.phases_between(0.0, profile.length_s, 3) == {phase.name for phase in profile.phases}
-    for stretch in profile.schedule(3):
-        for began_s in (stretch.at_s, 4 * profile.length_s + stretch.at_s):
-            intermediate_s = began_s + stretch.seconds / 2
-            assert profile.phases_between(intermediate_s, intermediate_s + 1e-6, 3) == {stretch.phase.name}
-    last, first = profile.schedule(3)[-1].phase.name, profile.schedule(3)[0].phase.name
-    assert profile.phases_between(profile.length_s - 1e-6, profile.length_s + 1e-6, 3) == {last, first}
-
-
 def test_samples_go_on_round_after_round() -> None:
     profile = load_profile("lte-drive")
     found = profile.samples("client-edge", 2.5 * profile.length_s)

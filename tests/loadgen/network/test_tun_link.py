@@ -208,35 +208,6 @@ def test_links_make_a_chain_whose_intermediate_talks_to_both_ends() -> None:
 
 
 @needs_a_link
-def test_commands_run_inside() -> None:
-    say = "import os, socket; print([name for _, name in socket.if_nameindex()], os.environ['COLOUR'])"
-    with TunLink(LinkSpec()) as link:
-        ran = link.run_in("server", [sys.executable, "-c", say], env={"COLOUR": "green"})
-    assert (ran.returncode, ran.stdout) == (0, "['lo', 'path0'] green\n")
-
-
-@needs_a_link
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
-def test_the_relay_keeps_off_the_processor_of_a_server_wherever_that_goes() -> None:
-    processors = os.sched_getaffinity(0)
-    with TunLink(LinkSpec()) as link, udp(link, "client", link.client_address) as client:
-        busy = link.popen("server", [sys.executable, "-c", "while True: pass"])
-        link.keep_off(busy.pid)
-        for processor in (*processors, *processors):
-            os.sched_setaffinity(busy.pid, {processor})
-            until = time.monotonic() + ANSWER_S
-            while os.sched_getaffinity(link.relay_pid) != processors - {processor}:
-                assert time.monotonic() < until
-                client.sendto(b"anything", (link.server_address, 9))
-        busy.kill()
-        busy.wait()
-        sent = link.counts()[0].offered
-        client.sendto(b"the link outlives it", (link.server_address, 9))
-        while link.counts()[0].delivered <= sent:
-            assert time.monotonic() < until + ANSWER_S
-
-
-@needs_a_link
 def test_nothing_is_left_behind() -> None:
     with TunLink(LinkSpec()) as link:
         server = link.popen("server", ["sleep", "1000"])
@@ -244,7 +215,7 @@ def test_nothing_is_left_behind() -> None:
         assert stubborn.stdout is not None
         assert stubborn.stdout.readline() == b"deaf\n"
         stubborn.stdout.close()
-        relay = link.relay_pid
+        relay = link._relay.pid
     assert server.returncode == -signal.SIGTERM
     assert stubborn.returncode == -signal.SIGKILL
     assert not Path(f"/proc/{relay}").exists()
@@ -262,7 +233,7 @@ signal.pause()
 @needs_a_link
 def test_dead_relay_is_reported_and_cleaned_up() -> None:
     with TunLink(LinkSpec()) as link:
-        os.kill(link.relay_pid, signal.SIGKILL)
+        os.kill(link._relay.pid, signal.SIGKILL)
         with pytest.raises(NotReady, match="relay"):
             link.counts()
     assert not namespaces() & {link.namespace("client"), link.namespace("server")}
