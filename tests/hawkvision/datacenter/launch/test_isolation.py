@@ -47,7 +47,6 @@ from tests.hawkvision.datacenter.conftest import (
     MARK,
     NO_NAMESPACES,
     ROOT,
-    Running,
     can_forbid_namespaces,
     marked_processes,
 )
@@ -216,21 +215,6 @@ def test_where_ray_may_have_no_network_of_its_own_the_tier_does_not_start_unaske
 def test_a_setting_of_a_cluster_is_refused_on_one_machine(models: Path, options: tuple[str, ...], named: str) -> None:
     done = refused(models, (), *options)
     assert (done.returncode, done.stderr.startswith(named)) == (1, True)
-
-
-@linux
-@pytest.mark.slow
-def test_where_it_shares_the_machines_network_only_ports_that_ask_for_a_token_leave_loopback(medium: Running) -> None:
-    no_namespaces()
-    pid = medium.process.pid
-    found = listeners(pid)
-    assert {each.network for each in found} == {network_of(pid)}
-    beyond = [each for each in found if each.beyond_loopback]
-    assert {each.command for each in beyond} <= {"ray::ServeRepli"}
-    attempts = attack(["127.0.0.1"], beyond, None, joining=False)
-    assert [each for each in attempts if each.succeeded] == []
-    assert medium.log is not None
-    assert "reachable from outside this machine unless something forbids it" in medium.log.read_text()
 
 
 @pytest.mark.parametrize("version", ["2.44.0", "2.58.0", "2.61.0", "3.0.0", "2.59.0rc1", "nightly", ""])

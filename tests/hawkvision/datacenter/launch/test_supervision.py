@@ -16,11 +16,18 @@ from typing import Final
 import pytest
 
 from hawkvision.core.escalation_api import INFER_PATH
-from hawkvision.datacenter.launch.isolation import family
+from hawkvision.datacenter.launch.isolation import family, listeners, network_of
 from hawkvision.datacenter.launch.public_sockets import StandbyListener
 from hawkvision.datacenter.launch.supervisor import MAX_PAUSE_S, MAX_RESTARTS, WITHIN_S, Restarts
-from tests.bench.robustness.exposure import vital
-from tests.hawkvision.datacenter.conftest import START_LIMIT_S, Running, image, launch, marked_processes
+from tests.bench.robustness.exposure import attack, vital
+from tests.hawkvision.datacenter.conftest import (
+    START_LIMIT_S,
+    Running,
+    can_forbid_namespaces,
+    image,
+    launch,
+    marked_processes,
+)
 from tests.hawkvision.datacenter.launch.test_stopping import ready, until
 from tests.hawkvision.datacenter.servers.test_service import Reply, ask
 
@@ -82,6 +89,21 @@ def suspended(pid: int) -> Iterator[None]:
 
 def status(running: Running, path: str) -> int:
     return ask(running, path=path).status
+
+
+@pytest.mark.slow
+def test_where_it_shares_the_machines_network_only_ports_that_ask_for_a_token_leave_loopback(medium: Running) -> None:
+    if not can_forbid_namespaces():
+        pytest.skip("no user namespaces here, or no limit can be set in one: the tier has a network of its own")
+    pid = medium.process.pid
+    found = listeners(pid)
+    assert {each.network for each in found} == {network_of(pid)}
+    beyond = [each for each in found if each.beyond_loopback]
+    assert {each.command for each in beyond} <= {"ray::ServeRepli"}
+    attempts = attack(["127.0.0.1"], beyond, None, joining=False)
+    assert [each for each in attempts if each.succeeded] == []
+    assert medium.log is not None
+    assert "reachable from outside this machine unless something forbids it" in medium.log.read_text()
 
 
 @pytest.mark.slow
