@@ -97,8 +97,8 @@ def train_quantised(
     net = CONVNETS[network.architecture]
     model = QuantisedTorchNet(net, spec, classes, weight_bits).to(memory_format=torch.channels_last)
     _set_weights(model, start, spec, network.name)
-    chosen = np.random.default_rng(network.seed).permutation(len(shown.pixels))[:CALIBRATED_ON]
-    _set_activation_steps(model, shown.pixels[chosen])
+    chosen = np.random.default_rng(network.seed).permutation(len(shown[0]))[:CALIBRATED_ON]
+    _set_activation_steps(model, shown[0][chosen])
     # Adam, because steps and weights have gradients of very different sizes.
     optimiser = torch.optim.Adam(model.parameters(), lr=network.learning_rate)
     run_epochs(model, optimiser, lambda pixels: model(planes(pixels, net)), network, shown)

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -46,6 +46,8 @@ from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.registry import task_kind
 
 MODELS: Final = Path(__file__).parent
+Images: TypeAlias = tuple[Pixels, NDArray[np.int64]]
+"""Images (n, side, side, 3) and labels (n,) to train on."""
 CONSOLE: Final = Console(highlight=False)
 MAX_PIXELS: Final = 50_000_000
 BATCH: Final = 64
@@ -122,7 +124,7 @@ def main() -> None:
     mask = training_mask(images.is_test, trained, seed)
     bodies = track(images.bodies, "decoding", transient=True)
     pixels = np.stack([load_input(body, spec, max_pixels=MAX_PIXELS)[0] for body in bodies])
-    shown = Images(pixels[mask], images.labels[mask].astype(np.int64))
+    shown = pixels[mask], images.labels[mask].astype(np.int64)
 
     trial = {} if options.epochs is None else {"epochs": options.epochs}
     networks = {table["name"]: Network(**table | trial) for table in recipe["networks"]}
@@ -177,14 +179,6 @@ def train_network(network: Network, spec: InputSpec, shown: Images, classes: int
     return save(arrays)
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images (n, side, side, 3) and labels (n,) to train on."""
-
-    pixels: Pixels
-    labels: NDArray[np.int64]
-
-
 def run_epochs(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
@@ -193,8 +187,8 @@ def run_epochs(
     shown: Images,
 ) -> None:
     """Train by cross entropy. `forward` gives logits (n, classes) of images (n, side, side, 3)."""
-    batches = len(shown.pixels) // network.batch
-    assert batches, f"{network.name}: a batch has {network.batch} images, but only {len(shown.pixels)} train"
+    batches = len(shown[0]) // network.batch
+    assert batches, f"{network.name}: a batch has {network.batch} images, but only {len(shown[0])} train"
     model.train()
     for epoch in range(network.epochs):
         steps = track(_batches(shown, network, epoch), f"{network.name}: epoch {epoch + 1}", batches, transient=True)
@@ -216,13 +210,13 @@ def run_epochs(
 def _batches(shown: Images, network: Network, epoch: int) -> Iterator[tuple[Pixels, NDArray[np.int64]]]:
     """Shuffled, augmented batches of one epoch."""
     rng = np.random.default_rng((network.seed, epoch))
-    order = rng.permutation(len(shown.pixels))
-    side, margin = shown.pixels.shape[1], network.shift
+    order = rng.permutation(len(shown[0]))
+    side, margin = shown[0].shape[1], network.shift
     place = np.arange(side)
     for start in range(0, len(order) - network.batch + 1, network.batch):
         chosen = order[start : start + network.batch]
         edges = ((0, 0), (margin, margin), (margin, margin), (0, 0))
-        pixels = np.pad(shown.pixels[chosen], edges, mode="reflect")
+        pixels = np.pad(shown[0][chosen], edges, mode="reflect")
         rows, columns = (offset[:, None] + place for offset in rng.integers(0, 2 * margin + 1, (2, network.batch)))
         if network.flip:
             mirrored = rng.random(network.batch) < 0.5
@@ -232,7 +226,7 @@ def _batches(shown: Images, network: Network, epoch: int) -> Iterator[tuple[Pixe
             centres = rng.integers(0, side, (2, network.batch, 1))
             rows, columns = (np.abs(place - centre) <= network.cutout // 2 for centre in centres)
             pixels[rows[:, :, None] & columns[:, None, :]] = 127
-        yield pixels, shown.labels[chosen]
+        yield pixels, shown[1][chosen]
 
 
 def _variant(recipe: dict[str, Any], network: Network, spec: InputSpec, weights: bytes, precision: str) -> Variant:

@@ -121,7 +121,7 @@ class StageLoader:
         key = self._key(variant, known=known)
         model = self._shared.take(key, lambda: self._opened(variant, known=known))
         try:
-            decoder = OutputDecoder.of(variant, self._kind)
+            decoder = OutputDecoder(variant, self._kind)
             decoder(model.backend.infer(np.zeros((1, *model.backend.input_shape), np.uint8)))
         except BaseException:
             self._shared.give_back(key)

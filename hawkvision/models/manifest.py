@@ -22,9 +22,10 @@ from hawkvision.models.input_spec import Interpolation as Interpolation
 from hawkvision.models.input_spec import Weights as Weights
 from hawkvision.models.manifest_schema import FLOAT_OR_INT8 as FLOAT_OR_INT8
 from hawkvision.models.manifest_schema import Cascade as Cascade
-from hawkvision.models.manifest_schema import Ensemble, Manifest, tag_source
+from hawkvision.models.manifest_schema import Ensemble as Ensemble
 from hawkvision.models.manifest_schema import FileSource as FileSource
 from hawkvision.models.manifest_schema import Fraction as Fraction
+from hawkvision.models.manifest_schema import Manifest as Manifest
 from hawkvision.models.manifest_schema import MeasuredAccuracy as MeasuredAccuracy
 from hawkvision.models.manifest_schema import Name as Name
 from hawkvision.models.manifest_schema import NpmSource as NpmSource
@@ -34,6 +35,7 @@ from hawkvision.models.manifest_schema import Sha256 as Sha256
 from hawkvision.models.manifest_schema import Training as Training
 from hawkvision.models.manifest_schema import Variant as Variant
 from hawkvision.models.manifest_schema import WeightSource as WeightSource
+from hawkvision.models.manifest_schema import tag_source
 from hawkvision.system.files import cache_dir as cache_dir
 
 # Where manifests, profiles and built models lie.

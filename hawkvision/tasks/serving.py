@@ -10,7 +10,6 @@ Here the kind is classification.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -18,28 +17,22 @@ import msgspec
 from hawkvision.core.errors import BackendError
 from hawkvision.core.escalation_api import EscalationReply, EscalationTiming, IntermediateResult
 from hawkvision.models.manifest import Variant
-from hawkvision.tasks.decoders.decoder import Decoder
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind, Tensors
 
 
-@dataclass(frozen=True, slots=True)
 class OutputDecoder:
-    """The decoder of one variant, and the kind of its task."""
+    """The decoder of a manifest's variant with its temperature, and the kind of its task.
 
-    variant: str
-    decode: Decoder
-    kind: TaskKind[Any]
-    temperature: float
+    Raises:
+        ManifestError: if the decoder is not installed, or refuses its options.
+    """
 
-    @classmethod
-    def of(cls, variant: Variant, kind: TaskKind[Any]) -> OutputDecoder:
-        """That of a manifest's variant, with its temperature.
-
-        Raises:
-            ManifestError: if the decoder is not installed, or refuses its options.
-        """
-        return cls(variant.name, open_decoder(variant, len(kind.labels)), kind, variant.temperature)
+    def __init__(self, variant: Variant, kind: TaskKind[Any]) -> None:
+        self.variant = variant.name
+        self.decode = open_decoder(variant, len(kind.labels))
+        self.kind = kind
+        self.temperature = variant.temperature
 
     def __call__(self, tensors: Tensors) -> list[Output]:
         """The outputs for n images, with places as in the model's input.

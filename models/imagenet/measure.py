@@ -46,7 +46,7 @@ from hawkvision.models.manifest import (
 )
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.system.onnx_runtime import ort
-from hawkvision.tasks.class_scores import average, log_probabilities, softmax, unsure
+from hawkvision.tasks.class_scores import average, log_probabilities, softmax
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
 
@@ -195,7 +195,7 @@ def measure_ensemble(
     mean = average(opinions)
     averaged = np.ones(len(mean), bool)
     if ensemble.accept_confidence is not None:
-        averaged = unsure(opinions[0], ensemble.accept_confidence)
+        averaged = opinions[0].max(axis=1) < np.float32(ensemble.accept_confidence)
     accuracy = evaluation.accuracy(np.where(averaged, mean.argmax(axis=1), opinions[0].argmax(axis=1)))
     temperature = evaluation.temperature(log_probabilities(mean), averaged)
     row = (

@@ -195,7 +195,7 @@ class Expected:
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         found = session.run(None, {"image": np.ascontiguousarray(seen[None])})
         names = [output.name for output in session.get_outputs()]
-        (output,) = OutputDecoder.of(variant, self.kind)(dict(zip(names, found, strict=True)))
+        (output,) = OutputDecoder(variant, self.kind)(dict(zip(names, found, strict=True)))
         output = self.kind.unmirror(output) if mirrored else output
         return self.kind.place(output, placement(header, variant.input).to_image) if self.kind.located else output
 

@@ -299,7 +299,7 @@ def load_model(
     return Model(
         batched,
         wide,
-        OutputDecoder.of(variant, kind),
+        OutputDecoder(variant, kind),
         inferring,
         max_batch_size=most,
         backend=backend_name(settings.backend, narrow),

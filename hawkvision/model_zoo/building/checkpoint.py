@@ -15,7 +15,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -73,24 +72,15 @@ class _Tensor:
     order: tuple[int, ...]
 
 
-def read_checkpoint(path: Path, kind: Format) -> StateDict:
-    """The arrays of a weight file by name.
+def parse_checkpoint(data: bytes, kind: Format, where: str) -> StateDict:
+    """The arrays of a weight file by name; `where` names it in errors.
 
     A torch file must hold a state dict (name → tensor), bare or under the key `state_dict`; a NumPy pickle
     a dictionary of lists, whose entries are named `<key>.<position>`; safetensors name their arrays themselves.
 
     Raises:
-        ArtifactError: naming the file and what in it is missing, malformed or refused.
+        ArtifactError: naming what in it is missing, malformed or refused.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ArtifactError(f"{path}: cannot read weights: {error.strerror}") from None
-    return parse_checkpoint(data, kind, where=str(path))
-
-
-def parse_checkpoint(data: bytes, kind: Format, where: str) -> StateDict:
-    """As `read_checkpoint`, from bytes; `where` names them in errors."""
     try:
         if kind == "numpy_pickle":
             return _read_numpy_pickle(data)

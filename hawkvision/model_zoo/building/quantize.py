@@ -124,14 +124,11 @@ OUTPUTS: Final = 2
 """Outputs of a row that are computed as one. With a stride of 2 they are as wide as the pixels."""
 
 
-@dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """The blocks in which one convolution reads its rows."""
+    """The blocks in which one convolution reads the rows of an image; its attributes have ONNX's names."""
 
-    attributes: Mapping[str, Any]
-    """Attributes of the convolution of pixels, by ONNX's names."""
-    width: int
-    """Width of the image."""
+    def __init__(self, attributes: Mapping[str, Any], width: int) -> None:
+        self.attributes, self.width = attributes, width
 
     @staticmethod
     def of(attributes: Mapping[str, Any], width: int) -> RowBlocks | None:
@@ -202,10 +199,6 @@ class Affine:
         """The nearest integers, ties to even, saturated to 0..255, as ONNX's QuantizeLinear."""
         shifted: F32 = np.rint(values / self.scale) + np.float32(self.zero_point)
         return np.clip(shifted, 0, 255).astype(np.uint8)
-
-    def dequantise(self, integers: NDArray[np.uint8]) -> F32:
-        """The real values of the integers."""
-        return (integers.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
 
 def affine(low: float, high: float) -> Affine:

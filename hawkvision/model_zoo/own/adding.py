@@ -18,7 +18,6 @@ from hawkvision.model_zoo.own.graphs.conversion import OutputPlan, converted, pr
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, OutputFacts, facts_of, read_model
 from hawkvision.model_zoo.own.graphs.owner_facts import (
     LOGITS_DECODER,
-    Missing,
     OutputMeaning,
     OwnerFacts,
     Preparation,
@@ -138,10 +137,10 @@ def _refuse_incomplete(
     missing = missing_facts(facts, graph, decoders)
     if order.labels is None and manifest is None:
         labels = "a file with one label a line, in the order of the model's outputs, or the folder of class folders"
-        missing.insert(0, Missing("--labels", labels, "LABELS"))
+        missing.insert(0, ("--labels", labels, "LABELS"))
     if decoder == LOGITS_DECODER and is_ambiguous(facts, graph, model, str(order.path)):
         meaning = "logits or probabilities: no softmax is in the graph, but its numbers lie in 0..1"
-        missing.append(Missing("--output-meaning", meaning, "MEANING"))
+        missing.append(("--output-meaning", meaning, "MEANING"))
     if missing:
         raise refusal(str(order.path), missing, order.given, graph)
 

@@ -89,7 +89,7 @@ def check(
     known = read_reference(reference, kind)
     images = read_named([each.file for each in known], data or reference.parent)
     served = StageRun(kind, variant, load_variant(cache, task, variant))
-    outputs = served.over(images).outputs
+    outputs = served.over(images)[0]
     found = _differences(kind, known, outputs)
     order = np.argsort(-found, kind="stable")
     compared = tuple(
@@ -156,7 +156,7 @@ def _better(
     """
 
     def remaining(other: InputSpec, *, reverse: bool) -> float:
-        outputs = served.over(images, other, reversed_channels=reverse).outputs
+        outputs = served.over(images, other, reversed_channels=reverse)[0]
         return float(_differences(kind, known, outputs).mean())
 
     tried = [(mean, 0, spec, False)]

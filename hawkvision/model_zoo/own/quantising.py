@@ -28,7 +28,7 @@ from hawkvision.model_zoo.own.graphs.conversion import IMAGE
 from hawkvision.model_zoo.own.integer_chain import FloatChain, float_chain
 from hawkvision.model_zoo.own.integer_rounding import quantised_net
 from hawkvision.model_zoo.own.qonnx_export import write_qonnx
-from hawkvision.model_zoo.own.served import Bodies, Served, StageRun, inputs_of
+from hawkvision.model_zoo.own.served import Bodies, StageRun, inputs_of
 from hawkvision.model_zoo.own.task_folder import TierName, store
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages, read_unlabelled
@@ -44,7 +44,7 @@ from hawkvision.models.manifest import (
 )
 from hawkvision.system.files import sha256_of
 from hawkvision.system.onnx_runtime import ort, quantiser
-from hawkvision.tasks.kind import TaskKind, Truth
+from hawkvision.tasks.kind import Output, TaskKind, Truth
 from hawkvision.tasks.registry import load_kind
 
 FEWEST: Final = 40
@@ -104,38 +104,32 @@ def quantise(order: QuantiseOrder, models: Path, cache: Path) -> Quantised:
         raise ConfigError(f"--keep-float applies to int8; a network of {order.precision} has integers only")
     content = load_variant(cache, order.task, variant)
     chain = None if order.precision == "int8" else _chain(content, order.stage)
-    parts = _parts(order, manifest, kind, models)
-    weights, kept = _weights(order, variant, content, chain, kind, parts.quantise)
+    quantised_with, measured_with, truths = _parts(order, manifest, kind, models)
+    weights, kept = _weights(order, variant, content, chain, kind, quantised_with)
     made = _variant(order, variant, weights)
     built = emit_variant(order.task, made, models, weights)
     made = msgspec.structs.replace(made, sha256=sha256_of(built), bytes=len(built))
-    before = StageRun(kind, variant, content).over(parts.measure)
-    after = StageRun(kind, made, built).over(parts.measure)
+    before, cpu_ms_before = StageRun(kind, variant, content).over(measured_with)
+    after, cpu_ms_after = StageRun(kind, made, built).over(measured_with)
     fresh = msgspec.structs.replace(manifest, variants=(made,), ensembles=())
     changed = store(manifest, fresh, weights, built, _tier(order, manifest), models, cache, of=order.stage)
     return Quantised(
         changed,
         made,
         tuple(kept),
-        len(parts.quantise),
-        len(parts.measure),
-        _accuracies(kind, before, after, parts.truths),
-        1.0 - float(kind.disagreements(after.outputs, before.outputs).mean()),
+        len(quantised_with),
+        len(measured_with),
+        _accuracies(kind, before, after, truths),
+        1.0 - float(kind.disagreements(after, before).mean()),
         (len(content), len(built)),
-        (before.cpu_ms, after.cpu_ms),
+        (cpu_ms_before, cpu_ms_after),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    quantise: Bodies
-    measure: Bodies
-    truths: Sequence[Any] | None
-    """Of the images to measure; None without labels."""
-
-
-def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models: Path) -> _Parts:
-    """The images of both uses, drawn by seed.
+def _parts(
+    order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models: Path
+) -> tuple[Bodies, Bodies, Sequence[Any] | None]:
+    """The images to quantise with, those to measure with and the latter's truths, if there are labels.
 
     Raises:
         ConfigError: if there are too few.
@@ -159,7 +153,7 @@ def _parts(order: QuantiseOrder, manifest: Manifest, kind: TaskKind[Any], models
     def named(chosen: NDArray[Any]) -> list[tuple[str, bytes]]:
         return [(images.called(at), images.bodies[at]) for at in chosen]
 
-    return _Parts(named(first), named(second), None if truths is None else [truths[at] for at in second])
+    return named(first), named(second), None if truths is None else [truths[at] for at in second]
 
 
 def _chain(content: bytes, where: str) -> FloatChain:
@@ -183,11 +177,11 @@ def _weights(
     inputs = list(inputs_of(images, variant.input))
     if chain is not None:
         return write_qonnx(quantised_net(chain, np.stack(inputs), int(order.precision[1])), order.stage), []
-    float_outputs = StageRun(kind, variant, content).over(images).outputs
+    float_outputs = StageRun(kind, variant, content).over(images)[0]
     found: list[tuple[float, bytes, list[str]]] = []
     for averaged in (False, True):
         made, kept = int8_model(content, inputs, order.keep_float, order.stage, averaged=averaged)
-        outputs = StageRun(kind, variant, made).over(images).outputs
+        outputs = StageRun(kind, variant, made).over(images)[0]
         found.append((float(kind.disagreements(outputs, float_outputs).mean()), made, kept))
     _, best, kept = min(found, key=lambda each: each[0])
     return best, kept
@@ -209,11 +203,11 @@ def _variant(order: QuantiseOrder, of: Variant, weights: bytes) -> Variant:
 
 
 def _accuracies(
-    kind: TaskKind[Any], before: Served, after: Served, truths: Sequence[Any] | None
+    kind: TaskKind[Any], before: list[Output], after: list[Output], truths: Sequence[Any] | None
 ) -> tuple[float, float] | None:
     if truths is None:
         return None
-    lost = [float(kind.losses(served.outputs, truths).mean()) for served in (before, after)]
+    lost = [float(kind.losses(outputs, truths).mean()) for outputs in (before, after)]
     return 1.0 - lost[0], 1.0 - lost[1]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -26,14 +25,6 @@ from hawkvision.tasks.kind import Output, TaskKind
 MAX_PIXELS: Final = 50_000_000
 Bodies = Sequence[tuple[str, bytes]]
 """Encoded images with their names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Outputs of a stage, one per image, and the processor time of one inference."""
-
-    outputs: list[Output]
-    cpu_ms: float
 
 
 class StageRun:
@@ -71,7 +62,9 @@ class StageRun:
         found = self._session.run(self._fetched, {IMAGE: batch})
         return {name: each.astype(np.float32) for name, each in zip(self._names, found, strict=True)}
 
-    def over(self, images: Bodies, spec: InputSpec | None = None, *, reversed_channels: bool = False) -> Served:
+    def over(
+        self, images: Bodies, spec: InputSpec | None = None, *, reversed_channels: bool = False
+    ) -> tuple[list[Output], float]:
         """The outputs at temperature 1.
 
         Args:
@@ -92,7 +85,7 @@ class StageRun:
             spent.append(time.thread_time() - before)
             to_image = placement(header, chosen).to_image
             outputs.append(self._kind.output(self._decode(tensors), 0, 1.0, to_image))
-        return Served(outputs, float(np.median(spent)) * 1e3)
+        return outputs, float(np.median(spent)) * 1e3
 
 
 def inputs_of(images: Bodies, spec: InputSpec) -> Iterator[Pixels]:

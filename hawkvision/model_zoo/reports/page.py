@@ -183,15 +183,13 @@ def _targets(pair: PairFindings) -> Html:
                 percent(found.escalation),
                 percent(found.to_best),
                 f"{_points(found.drop)} ± {_points(found.margin)}",
-                cell(certificate.basis, kind="words"),
-                f"{certificate.n:,}",
-                f"{certificate.delta:g}" if certified else "–",
+                cell(certificate.basis, f"n {certificate.n:,}" + f", δ {certificate.delta:g}" * certified, "words"),
                 cell(status, kind="bad" if status == "broken here" else "words"),
             ]
         )
     head = (
         "give up at most", "accept from score", "intermediate from", "leave the edge", "reach the reference stage",
-        "given up, held-out (points)", "basis", "n", "δ", "status",
+        "given up, held-out (points)", "basis", "status",
     )  # fmt: skip
     return html.table(head, rows)
 

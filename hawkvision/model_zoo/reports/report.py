@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -55,14 +54,17 @@ SIGMAS: Final = 1.96
 """For 95 % intervals of a mean drop, which is a mean of thousands of values."""
 
 
-@dataclass(frozen=True, slots=True)
 class LabelledPredictions:
     """The predictions of every stage for some images as each tier serves them, and the labels."""
 
-    kind: TaskKind[Any]
-    edge: Mapping[str, StagePredictions]
-    datacenter: Mapping[str, StagePredictions]
-    truths: Sequence[Truth]
+    def __init__(
+        self,
+        kind: TaskKind[Any],
+        edge: Mapping[str, StagePredictions],
+        datacenter: Mapping[str, StagePredictions],
+        truths: Sequence[Truth],
+    ) -> None:
+        self.kind, self.edge, self.datacenter, self.truths = kind, edge, datacenter, truths
 
     def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
         """The images `chosen`, scored as the pair is."""

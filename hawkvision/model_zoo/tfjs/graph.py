@@ -68,14 +68,13 @@ class _Model(msgspec.Struct, frozen=True):
     weightsManifest: tuple[_Group, ...]  # noqa: N815 - the format's name
 
 
-@dataclass(frozen=True, slots=True)
 class Node:
     """One operation. Inputs are names of nodes or weights; those that only order execution are left out."""
 
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    attributes: Mapping[str, Mapping[str, Any]]
+    def __init__(
+        self, name: str, op: str, inputs: tuple[str, ...], attributes: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.name, self.op, self.inputs, self.attributes = name, op, inputs, attributes
 
     def integers(self, key: str) -> tuple[int, ...]:
         """A list of integers.

@@ -14,7 +14,6 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,18 +32,12 @@ _IMAGES_MAGIC: Final = 0x0803
 _LABELS_MAGIC: Final = 0x0801
 
 
-@dataclass(frozen=True, slots=True)
 class IdxPart:
     """Grey images (n, height, width) and labels (n,), n ≥ 1."""
 
-    name: str
-    images: NDArray[np.uint8]
-    labels: NDArray[np.uint8]
-
-    @property
-    def is_test(self) -> bool:
-        """Whether this is the test part."""
-        return self.name == PARTS[1]
+    def __init__(self, name: str, images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> None:
+        self.name, self.images, self.labels = name, images, labels
+        self.is_test = name == PARTS[1]
 
     def digest(self) -> bytes:
         """SHA-256 over name, shape and contents, the same for bare and gzipped files."""

@@ -277,26 +277,6 @@ def test_yolo_folders_that_do_not_fit_one_another_are_refused(tmp_path: Path) ->
         read_annotated(other, LABELS)
 
 
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
-def test_any_bytes_are_annotations_or_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "any.json"
-    path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"any\.json"):
-        read_annotated(path, LABELS)
-    root = tmp_path / "yolo"
-    if not root.exists():
-        write_yolo(root)
-    (root / "labels" / "0.txt").write_bytes(data)
-    try:
-        found = next(iter(read_annotated(root, LABELS).annotated()))
-    except ConfigError:
-        return
-    assert found.boxes is not None
-    assert ((found.boxes >= 0.0) & (found.boxes <= 1.0)).all()
-    assert set(found.classes.tolist()) <= {0, 1, 2}
-
-
 @pytest.mark.parametrize("place", ["classes.txt", "labels/classes.txt", "data.yaml", "../data.yaml"])
 def test_class_indices_of_yolo_are_those_of_the_list_beside_them(place: str, tmp_path: Path) -> None:
     root = write_yolo(tmp_path / "set" / "valid")

@@ -20,6 +20,8 @@ from hawkvision.tasks.decoders.registry import decoder_class
 ChannelOrder: TypeAlias = Literal["rgb", "bgr"]
 OutputMeaning: TypeAlias = Literal["logits", "probabilities"]
 Triple: TypeAlias = tuple[float, float, float]
+Missing: TypeAlias = tuple[str, str, str]
+"""A fact that is missing: the option that states it, what it means, and a value as a placeholder."""
 LOGITS_DECODER: Final = "logits"
 MAX_DIGITS: Final = 9
 """Of a side."""
@@ -54,15 +56,6 @@ class OwnerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """A fact that is missing: the option that states it, what it means, and a value as a placeholder."""
-
-    option: str
-    meaning: str
-    example: str
-
-
-@dataclass(frozen=True, slots=True)
 class Preparation:
     """How the model gets its input from an image, complete."""
 
@@ -82,28 +75,26 @@ def missing_facts(facts: OwnerFacts, graph: GraphFacts, decoders: Sequence[str])
 def _missing_of_the_input(facts: OwnerFacts, graph: GraphFacts) -> Iterator[Missing]:
     layout = facts.layout or graph.layout
     if layout is None:
-        yield Missing("--layout", "nchw (PyTorch) or nhwc (Keras): the graph's shape fits both", "LAYOUT")
+        yield ("--layout", "nchw (PyTorch) or nhwc (Keras): the graph's shape fits both", "LAYOUT")
     _, _, channels = (None, None, None) if layout is None else graph.sizes(layout)
     readings: list[Layout] = ["nchw", "nhwc"] if layout is None else [layout]
     if facts.size is None and any(None in graph.sizes(each)[:2] for each in readings):
-        yield Missing("--size", "HEIGHTxWIDTH: the graph takes any", "HEIGHTxWIDTH")
+        yield ("--size", "HEIGHTxWIDTH: the graph takes any", "HEIGHTxWIDTH")
     if graph.type != "uint8":
         if facts.scale is None:
-            yield Missing("--scale", "what pixels 0..255 are multiplied by first: 1/255 (PyTorch), 1 for none", "SCALE")
+            yield ("--scale", "what pixels 0..255 are multiplied by first: 1/255 (PyTorch), 1 for none", "SCALE")
         if facts.mean is None:
-            yield Missing("--mean", "what is then subtracted, for each channel: 0.485,0.456,0.406 or 0", "MEAN")
+            yield ("--mean", "what is then subtracted, for each channel: 0.485,0.456,0.406 or 0", "MEAN")
         if facts.std is None:
-            yield Missing("--std", "what is then divided by, for each channel: 0.229,0.224,0.225 or 1", "STD")
+            yield ("--std", "what is then divided by, for each channel: 0.229,0.224,0.225 or 1", "STD")
     if channels != 1 and facts.channel_order is None:
-        yield Missing("--channel-order", "rgb, or bgr (images read with OpenCV)", "ORDER")
+        yield ("--channel-order", "rgb, or bgr (images read with OpenCV)", "ORDER")
     if facts.fit is None:
-        yield Missing("--fit", "crop (centred, with --resize), stretch (Keras's image_size) or letterbox (YOLO)", "FIT")
+        yield ("--fit", "crop (centred, with --resize), stretch (Keras's image_size) or letterbox (YOLO)", "FIT")
     if facts.fit == "crop" and facts.resize is None and facts.crop_fraction is None:
-        yield Missing(
-            "--resize", "the shorter side before the crop: 256 in torchvision; the input's for none", "PIXELS"
-        )
+        yield ("--resize", "the shorter side before the crop: 256 in torchvision; the input's for none", "PIXELS")
     if facts.interpolation is None:
-        yield Missing(
+        yield (
             "--interpolation",
             "pillow_bilinear or pillow_bicubic (PIL, torchvision), opencv_bilinear (cv2.resize, Keras), opencv_area; "
             "or bilinear, bicubic, area: faster, but not exactly as those",
@@ -114,21 +105,21 @@ def _missing_of_the_input(facts: OwnerFacts, graph: GraphFacts) -> Iterator[Miss
 def _missing_of_the_output(facts: OwnerFacts, graph: GraphFacts, decoders: Sequence[str]) -> Iterator[Missing]:
     decoder = facts.decoder or (decoders[0] if len(decoders) == 1 else None)
     if decoder is None:
-        yield Missing("--decoder", f"how boxes are read from the outputs: {', '.join(decoders)}", "DECODER")
+        yield ("--decoder", f"how boxes are read from the outputs: {', '.join(decoders)}", "DECODER")
     if decoder is not None and "class_map" not in facts.decoder_options:
         for option, meaning in getattr(decoder_class(decoder), "asked", {}).items():
             if option not in facts.decoder_options:
-                yield Missing("--decoder-option", f"{option}=VALUE: {meaning}", f"{option}=VALUE")
+                yield ("--decoder-option", f"{option}=VALUE: {meaning}", f"{option}=VALUE")
     if decoder == LOGITS_DECODER and len(facts.outputs or graph.outputs) != 1:
         names = ", ".join(output.name for output in graph.outputs)
-        yield Missing("--outputs", f"the one that gives the logits or probabilities, of {names}", "NAME")
+        yield ("--outputs", f"the one that gives the logits or probabilities, of {names}", "NAME")
 
 
 def refusal(path: str, missing: Sequence[Missing], given: Sequence[str], graph: GraphFacts) -> ConfigError:
     """The error that lists all missing facts, with the command line to complete; `given` are its words so far."""
-    width = max(len(each.option) for each in missing)
-    asked = [f"  {each.option:<{width}}  {each.meaning}" for each in missing]
-    words = [word for each in missing for word in (each.option, each.example)]
+    width = max(len(option) for option, _, _ in missing)
+    asked = [f"  {option:<{width}}  {meaning}" for option, meaning, _ in missing]
+    words = [word for option, _, example in missing for word in (option, example)]
     command = f"hawkvision models add {shlex.join([*given, *words])}"
     lines = [f"{path}: facts are missing that the file does not state:", *asked, f"the file states: {graph}"]
     return ConfigError("\n".join([*lines, "put your values in place of the capitals:", f"  {command}"]))

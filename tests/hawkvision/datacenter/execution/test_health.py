@@ -21,13 +21,16 @@ from hawkvision.datacenter.stages.catalog import catalog_of
 from hawkvision.datacenter.stages.ensemble import Augmentation
 from hawkvision.inference.backend_registry import NoopBackend
 from hawkvision.models.fingerprints import VariantRun
-from hawkvision.models.manifest import InputSpec, Manifest
-from hawkvision.tasks.decoders.decoder import Logits
+from hawkvision.models.manifest import FileSource, InputSpec, Manifest, Variant
 from hawkvision.tasks.serving import OutputDecoder
 from tests.hawkvision.tasks.classes import classes, classes_of
 
 SPEC = InputSpec(8, 8, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 LIMIT_S = 60.0
+SMALL = Variant(
+    name="small", architecture="none", precision="fp32", license="MIT", input=SPEC,
+    source=FileSource(file="weights/small.onnx", sha256="a" * 64),
+)  # fmt: skip
 
 
 class Breakable(NoopBackend):
@@ -56,7 +59,7 @@ def loaded(backend: Breakable) -> Model:
     return Model(
         backend,
         None,
-        OutputDecoder("small", Logits({}, SPEC, 3), classes(3), 1.0),
+        OutputDecoder(SMALL, classes(3)),
         threads,
         max_batch_size=2,
         backend="test",
