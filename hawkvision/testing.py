@@ -105,7 +105,7 @@ class TaskKindConformance:
     @_drawn
     @given(st.data(), st.integers(1, 4), st.floats(0.2, 5.0))
     def test_each_image_has_an_output_of_its_own(self, data: st.DataObject, n: int, temperature: float) -> None:
-        """Of finite float32, the same in a batch as alone and at each time."""
+        """Outputs are finite float32, the same in a batch as alone and at each time."""
         kind, tensors = self.make_kind(), data.draw(self.tensors(n))
         found = kind.outputs(tensors, temperature)
         assert len(found) == n

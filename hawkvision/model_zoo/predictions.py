@@ -182,7 +182,7 @@ class CascadePredictions:
 
     @staticmethod
     def _weights(ensemble: Ensemble) -> Weights:
-        """Of each view of each member."""
+        """One for each view of each member."""
         weights = ensemble.weights or ALIKE * len(ensemble.members)
         return tuple(weight for weight in weights for _ in range(2 if ensemble.horizontal_flip else 1))
 

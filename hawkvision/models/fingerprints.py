@@ -52,7 +52,7 @@ class VariantRun(msgspec.Struct, frozen=True):
 
     name: str
     sha256: str | None
-    """Of the model file's content; None for a backend without a file."""
+    """The model file's; None for a backend without a file."""
     input: InputSpec
     temperature: float
     execution: str

@@ -22,7 +22,7 @@ Interpolation: TypeAlias = Literal[
 """How images are scaled (`hawkvision.imaging.preprocessing.scaled`). Those of a library scale whole images."""
 Fit: TypeAlias = Literal["crop", "stretch", "letterbox"]
 Weights: TypeAlias = tuple[float | tuple[float, ...], ...]
-"""Of the members of an ensemble: one number each, or one per label each."""
+"""Weights of an ensemble's members: one number each, or one per label each."""
 
 
 class ManifestStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,7 +75,7 @@ class MemberFacts(NamedTuple):
 
     name: str
     sha256: str | None
-    """Of the model file."""
+    """The model file's."""
     input: InputSpec
     temperature: float
     decoder: str

@@ -156,7 +156,7 @@ class Ensemble(ManifestStruct, frozen=True):
     temperature: Annotated[float, Meta(gt=0.0)] = 1.0
     """Temperature of the combination."""
     weights: Weights = ()
-    """Of the members, in their order: one number each, or one per label each. Empty weighs all the same."""
+    """The members' weights, in their order: one number each, or one per label each. Empty weighs all the same."""
     accept_confidence: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     """Confidence from which on the first member answers alone: a conditional ensemble, for edge nodes. None runs all
     members on every image."""
@@ -195,7 +195,7 @@ class Manifest(ManifestStruct, frozen=True):
     variants: tuple[Variant, ...]
     ensembles: tuple[Ensemble, ...] = ()
     training: Training | None = None
-    """Of cascades that `models/train.py` made; else None."""
+    """The training images of cascades that `models/train.py` made; else None."""
     labels_sha256: Sha256 | None = None
     """SHA-256 of the label file with newline line ends; None does not check it."""
     profile_sha256: Sha256 | None = None

@@ -120,7 +120,7 @@ def _from_reply(reply: bytes, labels: Sequence[str]) -> Classification:
 
 
 def _from_compared(reply: bytes, labels: Sequence[str]) -> Classification:
-    """Of the field `index` alone. The confidence is unknown, and stated as 0.
+    """A prediction of the field `index` alone. The confidence is unknown, and stated as 0.
 
     Raises:
         msgspec.ValidationError, ValueError: naming what is malformed.

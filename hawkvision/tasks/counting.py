@@ -108,7 +108,7 @@ class CountingKind(BoxKind[Counts]):
         return float(np.float32(found))
 
     def _places(self, output: Output) -> Iterator[tuple[str, str, Output]]:
-        """Of each region and group, its boxes."""
+        """The boxes of each region and group."""
         x, y = (output[:, 0] + output[:, 2]) / 2, (output[:, 1] + output[:, 3]) / 2
         labels = output[:, CLASS].astype(np.intp)
         of_groups = {group: member[labels] for group, member in self._members.items()}

@@ -69,7 +69,7 @@ class Detection(Prediction, frozen=True):
 
 
 LEAST_SIDE: Final = 1e-6
-"""Of a box in a reply; corners have six digits."""
+"""The shortest side of a box in a reply; corners have six digits."""
 _PADDING: Final = DetectedObject("", -1, 0.0, (0.0, 0.0, 0.0, 0.0))
 
 

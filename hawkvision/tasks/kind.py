@@ -35,7 +35,7 @@ class TensorSpec(NamedTuple):
 
     datatype: Literal["BYTES", "INT64", "FP32"]
     shape: tuple[int, ...]
-    """Of n predictions; -1 for n and for other lengths that vary."""
+    """The shape for n predictions; -1 for n and for other lengths that vary."""
     ranked: bool = False
     """Whether it can list the best k classes in its place (Triton's classification extension)."""
 

@@ -52,7 +52,7 @@ from hawkvision.tasks.registry import task_kind
 
 TASK = "imagenet"
 SEED = 2405
-"""Of the split; the one that `hawkvision calibrate` uses unless told otherwise."""
+"""Seed of the split; the one that `hawkvision calibrate` uses unless told otherwise."""
 MAX_PIXELS = 50_000_000
 HEADER = """What the ImageNet models are and how right they were measured to be. Accuracies, temperatures, hashes and
 sizes are written by measure.py; the rest by hand. CARD.md says where the models come from and what the figures mean."""

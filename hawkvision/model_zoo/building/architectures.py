@@ -343,7 +343,7 @@ TFJS_EMITTERS: Final[Mapping[str, TfjsEmitter]] = {
     "ssdlite_mobilenet_v2": ssdlite_mobilenet_v2,
     "centernet": centernet,
 }
-"""Of the architectures that come as TensorFlow.js graphs."""
+"""Emitters of the architectures that come as TensorFlow.js graphs."""
 FLOAT_FROM: Final[Mapping[str, tuple[str, ...]]] = {"ssdlite_mobilenet_v2": ssdlite_float_from()}
 """The tensors from which on a quantised graph stays float, by architecture; elsewhere none do."""
 

@@ -78,7 +78,7 @@ class Added:
     manifest: Manifest
     variant: Variant
     folder: Path
-    """Of the task."""
+    """The task's."""
     worst: float
     """Largest difference from the owner's graph, as a share of the largest number."""
     cpu_ms: float

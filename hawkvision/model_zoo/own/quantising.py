@@ -79,7 +79,7 @@ class Quantised:
     measured: int
     """That both stages ran on."""
     accuracy: tuple[float, float] | None
-    """Of the float and of the quantised stage; None without labels."""
+    """The float stage's and the quantised one's; None without labels."""
     agreement: float
     """1 − the mean disagreement of both."""
     bytes: tuple[int, int]

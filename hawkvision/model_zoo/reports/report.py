@@ -49,7 +49,7 @@ from hawkvision.tasks.registry import load_kind
 FEWEST_HELD_OUT: Final = 30
 """With fewer images the figures would mean nothing."""
 BINS: Final = 10
-"""Of equal width, in which confidence is compared with accuracy."""
+"""Number of intervals of equal width in which confidence is compared with accuracy."""
 SIGMAS: Final = 1.96
 """For 95 % intervals of a mean drop, which is a mean of thousands of values."""
 

@@ -140,7 +140,7 @@ def ssdlite_float_from() -> tuple[str, ...]:
 
 
 def _ssd_scales(graph: TfjsGraph, where: str) -> tuple[float, float]:
-    """Of the centres and of the sizes of encoded boxes."""
+    """Scales of the centres and of the sizes of encoded boxes."""
     found = [graph.weights.get(name) for name in _SSD_SCALES]
     for name, scale in zip(_SSD_SCALES, found, strict=True):
         if scale is None or scale.shape != ():

@@ -42,7 +42,7 @@ class Convolution:
     """A convolution that can still take in what follows it, as long as that is linear in each channel."""
 
     name: str
-    """Of the last operation taken in; it names the ONNX tensor."""
+    """The last operation's that was taken in; it names the ONNX tensor."""
     source: str
     kernel: F32
     """(out, in / groups, height, width)."""

@@ -37,7 +37,7 @@ from hawkvision.models.image_sets.labelled_images import (
 
 CLEAN_IDS: Final = "clean_ids.txt"
 MAX_BYTES: Final = 1 << 30
-"""Of an annotation file; COCO's largest has 470 MB."""
+"""The largest annotation file; COCO's largest has 470 MB."""
 
 
 class _Image(msgspec.Struct):

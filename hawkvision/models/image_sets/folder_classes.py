@@ -14,7 +14,7 @@ from hawkvision.core.text_files import read_text
 CLASS_IDS: Final = "class_ids.txt"
 """In a task's folder, if its classes have ids: one a line, in the order of the labels."""
 MAX_BYTES: Final = 16 << 20
-"""Of a class map, or of class ids."""
+"""The longest class map, or list of class ids."""
 
 
 def class_numbers(labels: Sequence[str]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from hawkvision.core.errors import ConfigError
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp")
 UNREAD_SUFFIXES: Final = (".bmp", ".gif", ".tif", ".tiff", ".avif", ".heic", ".heif", ".jfif", ".jp2", ".ppm", ".pgm")
-"""Of images that are not read; to leave them out would change what is measured."""
+"""Suffixes of images that are not read; to leave them out would change what is measured."""
 _TRAINING: Final = re.compile(r"train(ing)?(set|data)?(?![a-z])", re.IGNORECASE)
 MAX_FOLDER_BYTES: Final = 4 << 30
 """All bodies are in memory; 4 GiB are 40,000 photographs of 100 kB."""
@@ -149,7 +149,7 @@ def read_files(root: Path, paths: Sequence[Path]) -> list[bytes]:
 # Finds images with the same bytes, within a set and between sets of which one is known by its digests only.
 
 BYTES: Final = 6
-"""Of a digest: two sets of 50,000 different images share one by chance with a probability of 1 in 100,000."""
+"""A digest's length: two sets of 50,000 different images share one by chance with a probability of 1 in 100,000."""
 
 
 def copies_of(bodies: Sequence[bytes]) -> NDArray[np.intp]:

@@ -85,7 +85,7 @@ def detection_quality(
 def _match(
     found: NDArray[np.floating], boxes: NDArray[np.floating], classes: NDArray[np.integer]
 ) -> tuple[Floats, NDArray[np.int64], NDArray[np.bool_]]:
-    """Of one image's boxes, best first: scores (k,), classes (k,), and whether each is right per overlap (k, 10)."""
+    """One image's boxes, best first: scores (k,), classes (k,), and whether each is right per overlap (k, 10)."""
     found = found[found[:, 4] > 0.0]
     found = found[np.argsort(-found[:, 4], kind="stable")[:MOST_BOXES]]
     labels = found[:, 5].astype(np.int64)
@@ -102,7 +102,7 @@ def _match(
 
 
 def _average_precision(scores: Floats, right: NDArray[np.bool_], truths: int) -> float:
-    """Of one class and overlap, from all images' boxes."""
+    """The average precision of one class and overlap, from all images' boxes."""
     hits = np.cumsum(right[np.argsort(-scores, kind="stable")])
     precision = np.maximum.accumulate((hits / np.arange(1, len(hits) + 1))[::-1])[::-1]
     place = np.searchsorted(hits / truths, RECALLS, side="left")

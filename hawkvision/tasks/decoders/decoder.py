@@ -99,7 +99,7 @@ Indices: TypeAlias = NDArray[np.intp]
 ROUNDING: Final = 1e-3
 """Scores may be outside 0..1 by this much, as float16 rounds."""
 UNUSED_COCO_IDS: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
-"""Of the ids 1..90 of COCO's categories, those without objects; the others are the 80 labels, in their order."""
+"""The ids of 1..90 of COCO's categories without objects; the others are the 80 labels, in their order."""
 
 
 class Decoder(ABC):
@@ -146,7 +146,7 @@ class BoxOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     score_floor: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.05
     """Boxes are dropped up to this score."""
     iou: Annotated[float, Meta(gt=0.0, le=1.0)] | None = 0.6
-    """Of two boxes of a label that overlap by more, the less sure one is dropped; 1 drops none."""
+    """The less sure of two boxes of a label that overlap by more is dropped; 1 drops none."""
     max_candidates: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     """Boxes that are compared with one another, surest first."""
     class_map: tuple[int, ...] | Literal["coco90", "coco91"] | None = None

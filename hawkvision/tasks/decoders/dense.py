@@ -60,7 +60,7 @@ class YoloV5(BoxDecoder):
         self.shape(tensors, "rows", None, 5 + self.classes)
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
-        """Of each box, the product of objectness and class."""
+        """Each box with the product of its objectness and class."""
         rows = tensors["rows"][image]
         scores = self.probabilities(rows[:, 5:]) * self.probabilities(rows[:, 4:5])
         found = surest(
@@ -110,7 +110,7 @@ class YoloV8(BoxDecoder):
         self.shape(tensors, "rows", 4 + self.classes, None)
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
-        """Of each box, its classes."""
+        """Each box with its classes."""
         rows = tensors["rows"][image].T
         scores = self.probabilities(rows[:, 4:])
         found = surest(

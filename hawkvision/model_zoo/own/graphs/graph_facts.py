@@ -18,7 +18,7 @@ from hawkvision.core.errors import ArtifactError
 # Reads an owner's ONNX file, and says what else a file is.
 
 MAX_BYTES: Final = 2**31 - 1
-"""Of a model with its weights: what one ONNX file can hold."""
+"""The largest model with its weights: what one ONNX file can hold."""
 _EXPORT: Final = "export it with `torch.onnx.export`"
 _OTHERS: Final[Sequence[tuple[int, bytes, str]]] = (
     (0, b"PK\x03\x04", f"a zip archive, such as a checkpoint of PyTorch or Keras; {_EXPORT} or tf2onnx"),
@@ -175,7 +175,7 @@ class OutputFacts:
     activation: str | None
     """The operator of `ACTIVATIONS` that makes it, if one does."""
     type: str
-    """Of its numbers, as ONNX names it; `MAP` and the like for what is no tensor."""
+    """The type of its numbers as ONNX names it; `MAP` and the like for what is no tensor."""
     maker: str
     """The operator that gives it."""
     source: str

@@ -24,7 +24,7 @@ Missing: TypeAlias = tuple[str, str, str]
 """A fact that is missing: the option that states it, what it means, and a value as a placeholder."""
 LOGITS_DECODER: Final = "logits"
 MAX_DIGITS: Final = 9
-"""Of a side."""
+"""The longest number of a side."""
 
 
 @dataclass(frozen=True, slots=True)
