@@ -13,24 +13,29 @@ TOOLS_VENV := .venv-tools
 # Two of them begin with the folders that start Ray.
 WORKERS ?= 3
 
-.PHONY: demo test test-fast test-thorough test-models test-oldest bench lint hooks lock sbom image clean
+.PHONY: demo prepare test test-fast test-thorough test-models test-oldest bench lint hooks lock sbom image clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hawkvision demo
 
-# Builds the models first, because system tests run them; this takes seconds if they are already built.
-# The run fails if a test is skipped for a reason that is not in the list.
+# Compiles the tools of FPGAs and builds the models first, because several tests use them; this takes seconds if it was
+# done before. The run fails if a test is skipped for a reason that is not in the list.
 TEST = $(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml
 CLUSTERS := tests/system/cluster
-test: $(VENV)/.test
-	@echo "make test: building models (they are kept in ~/.cache/hawkvision)"
-	$(BIN)/hawkvision models build
-	$(BIN)/hawkvision models build --task cifar10
-	$(BIN)/hawkvision models build --task fashion_mnist
-	@echo "make test: running the tests; the whole takes about 18 minutes on two cores"
+test: prepare
+	@echo "make test: running the tests; the whole takes about 12 minutes on two cores"
 	$(TEST) --numprocesses $(WORKERS) --dist load --ignore $(CLUSTERS)
 	@echo "make test: clusters, which need the machine for themselves; two more minutes"
 	$(TEST) $(CLUSTERS)
+
+prepare: $(VENV)/.test
+	@echo "make prepare: compiling yosys and nextpnr, and building models (kept in ~/.cache/YoWASP and ~/.cache/hawkvision)"
+	started=$$(date +%s); \
+		$(BIN)/python -m fpga.compiler.toolchain && \
+		$(BIN)/hawkvision models build && \
+		$(BIN)/hawkvision models build --task cifar10 && \
+		$(BIN)/hawkvision models build --task fashion_mnist && \
+		echo "make prepare: done in $$(($$(date +%s) - started)) s"
 
 # Nightly: many more examples of each property test.
 test-thorough: export HAWKVISION_EXAMPLES := nightly
