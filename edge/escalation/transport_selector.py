@@ -138,8 +138,6 @@ class TransportSelector:
         self.carrier.breaker.times.forget()
         self.carrier.rest.forget()
         self._on_switch()
-        if self._metrics is not None:
-            self._metrics.switches(self.transport.value).inc()
 
     def _uses(self, transport: Transport) -> float:
         return float(self.transport is transport)

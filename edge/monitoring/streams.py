@@ -130,8 +130,8 @@ class Streams:
         self.changed(stream)
         if stream.suspended == before:
             return
-        counter = self._metrics.alarms if stream.suspended else self._metrics.returns
-        counter.labels(self._task).inc()
+        if stream.suspended:
+            self._metrics.alarms.labels(self._task).inc()
         self._report(stream)
 
     async def close(self) -> None:

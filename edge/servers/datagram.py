@@ -132,7 +132,7 @@ class DatagramServer:
             most = bodies.max_body_bytes
             if len(arrived.body) > most:
                 raise TooLarge(f"the image has {len(arrived.body)} bytes; at most {most} are read")
-            bodies.reserve(len(arrived.body))
+            bodies.hold(len(arrived.body))
             size = len(arrived.body)
             answer = await self._classify(node, incoming, _image(incoming, request, caller))
         except asyncio.CancelledError:

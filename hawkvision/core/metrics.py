@@ -162,7 +162,6 @@ class EdgeMetrics:
             "certificates_valid", "Whether certificates match the loaded models", "task"
         )
         self.alarms = self._counter("alarms", "Guarantees suspended because traffic is not as certified", "task")
-        self.returns = self._counter("returns", "Guarantees restored because traffic is as certified again", "task")
         self.streams = self._gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
         self.streams_suspended = self._gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
         self.accuracy_debt = self._gauge("accuracy_debt", "Expected wrong answers beyond target, all streams", "task")
@@ -178,7 +177,6 @@ class EdgeMetrics:
 
     def _count_images(self) -> None:
         """Bytes, memory and decoding."""
-        self.received_bytes = self._counter("received_bytes", "Bytes of request bodies")
         self.received_fraction = Histogram(
             "hawkvision_datagram_received_fraction",
             "Share of an image that had arrived when it was answered",
@@ -216,9 +214,6 @@ class EdgeMetrics:
         )
         self.uplink_bytes = self._counter("uplink_bytes", "Image bytes sent to the datacenter", "task")
         self.uplink_transport = self._gauge("uplink_transport", "1 for the transport in use", "task", "transport")
-        self.uplink_switches = self._counter(
-            "uplink_switches", "Changes of transport, by the new one", "task", "transport"
-        )
         self.uplink_loss_ratio = self._gauge("uplink_loss_ratio", "Share of lost datagrams to the datacenter", "task")
         self.uplink_rtt = self._gauge("uplink_rtt_seconds", "Round trip of datagrams to the datacenter", "task")
 
@@ -251,10 +246,6 @@ class LinkMetrics:
     def transport(self, transport: str) -> Gauge:
         """1 while this transport is in use."""
         return self._metrics.uplink_transport.labels(self._task, transport)
-
-    def switches(self, transport: str) -> Counter:
-        """Changes to this transport."""
-        return self._metrics.uplink_switches.labels(self._task, transport)
 
     def escalations(self, reason: str) -> Counter:
         """Images sent for this reason."""

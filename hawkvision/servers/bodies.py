@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prometheus_client import Counter
 from starlette.types import Receive
 
 from hawkvision.core.errors import BadImage, Overloaded, RequestTimeout, TooLarge
@@ -58,19 +57,17 @@ class MemoryFull(Overloaded):
 class Bodies:
     """The limits and the total size of all request bodies of a node."""
 
-    def __init__(self, max_body_bytes: int, received: Counter, pace: UploadPace | None = None) -> None:
+    def __init__(self, max_body_bytes: int, pace: UploadPace | None = None) -> None:
         """Start without bodies.
 
         Args:
             max_body_bytes: the largest body that is accepted.
-            received: counts received bytes.
             pace: the slowest pace of a body.
         """
         self.pace = pace or UploadPace()
         self.max_body_bytes = max_body_bytes
         self.limit_bytes = MAX_BUFFERED_BYTES
         """Most bytes of all bodies together; the node lowers it to its memory budget."""
-        self._received = received
         self._buffered_bytes = 0
         self.coming: OrderedDict[Body, float] = OrderedDict()
         """Bodies being received, with the loop time of their last step, oldest first."""
@@ -80,17 +77,12 @@ class Bodies:
         """Bytes of all bodies in memory."""
         return self._buffered_bytes
 
-    def reserve(self, size: int) -> None:
-        """Count received bytes that are held in memory; `give_back` undoes it.
+    def hold(self, size: int) -> None:
+        """Count bytes that are held in memory; `give_back` undoes it.
 
         Raises:
             Overloaded: if all bodies together would exceed `limit_bytes`.
         """
-        self.hold(size)
-        self._received.inc(size)
-
-    def hold(self, size: int) -> None:
-        """Like `reserve`, for bytes that were not received but made here."""
         while self._buffered_bytes + size > self.limit_bytes and self._sheds_one():
             pass
         if self._buffered_bytes + size > self.limit_bytes:
@@ -204,7 +196,7 @@ class Body:
         if message["type"] == "http.disconnect":
             raise CallerGone
         chunk: bytes = message.get("body", b"")
-        self._bodies.reserve(len(chunk))
+        self._bodies.hold(len(chunk))
         self._size += len(chunk)
         if self._size > limit:
             raise TooLarge(f"the body has more than the {limit} bytes that are accepted")

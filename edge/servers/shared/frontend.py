@@ -46,7 +46,7 @@ class Frontend:
         self.metrics = metrics
         self.clock = clock
         self.keys = keys
-        self.bodies = Bodies(max_body_bytes, metrics.received_bytes)
+        self.bodies = Bodies(max_body_bytes)
         """The bodies in memory of the first task, of no task, and of a form before it is read, which may name its
         task."""
         self._bodies_of: dict[str, Bodies] = {}
@@ -64,7 +64,7 @@ class Frontend:
     def divide_bodies(self, tasks: ServedTasks) -> None:
         """Give each task its own limit of bodies, out of its memory."""
         for node in tasks.nodes:
-            bodies = Bodies(self.bodies.max_body_bytes, self.metrics.received_bytes) if self._bodies_of else self.bodies
+            bodies = Bodies(self.bodies.max_body_bytes) if self._bodies_of else self.bodies
             if node.admission.parts is not None:
                 bodies.limit_bytes = bodies_limit(node.admission.parts)
             self._bodies_of[node.task] = bodies

@@ -74,7 +74,7 @@ class HttpServer:
         self.transports: Callable[[], Transports] = Transports
         """The reply to `GET /v1/transport`."""
         self._root_path = route_prefix.rstrip("/")
-        self._bodies = Bodies(max_body_bytes, self.tier.metrics.received_bytes)
+        self._bodies = Bodies(max_body_bytes)
 
     def set_max_body_bytes(self, most: int) -> None:
         """Read bodies of at most this many bytes from now on."""

@@ -94,15 +94,11 @@ class DatacenterMetrics:
             ("task",),
             registry=self.registry,
         )
-        self.received_bytes = Counter(
-            "hawkvision_datacenter_received_bytes", "Bytes of bodies received over HTTP", registry=self.registry
-        )
         self.duration = histogram(
             "request_duration_seconds",
             "From the request's headers to the answer, with status 200, by the stage asked for",
             "stage",
         )
-        self.decode_duration = histogram("decode_duration_seconds", "Decoding an image", "variant")
         self.queue_duration = histogram("queue_duration_seconds", "Wait for the model", "variant")
         self.inference_duration = histogram("inference_duration_seconds", "Time in the model", "variant")
         self.batch_size = histogram("batch_size", "Images inferred together", "variant", BATCH_BUCKETS)

@@ -301,7 +301,6 @@ class AdmittedRequest:
         if len(results) > 1:
             metrics.ensemble_runs.labels(task, results[0].stage.name).inc()
         for answer in (answer for result in results for answer in result.answers):
-            metrics.decode_duration.labels(task, answer.variant).observe(answer.decode_ms / 1e3)
             metrics.queue_duration.labels(task, answer.variant).observe(answer.queue_ms / 1e3)
             metrics.inference_duration.labels(task, answer.variant).observe(answer.infer_ms / 1e3)
             metrics.batch_size.labels(task, answer.variant).observe(answer.batch_size)

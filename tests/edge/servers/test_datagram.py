@@ -284,7 +284,7 @@ def test_a_stopping_server_refuses_new_images_and_answers_accepted_ones() -> Non
             it.bench.backend.gate.clear()
             inside = asyncio.create_task(it.ask(incoming(Complete(IMAGE, None))))
             read = it.bench.node.metrics.registry.get_sample_value
-            await until(lambda: read("hawkvision_received_bytes_total") == len(IMAGE))
+            await until(lambda: read("hawkvision_requests_in_flight") == 1.0)
             it.datagram.stop()
             late = await it.ask(incoming(Complete(IMAGE, None)))
             it.bench.backend.gate.set()

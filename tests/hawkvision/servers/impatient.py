@@ -15,7 +15,6 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from prometheus_client import CollectorRegistry, Counter
 from starlette.types import Receive, Scope, Send
 
 from hawkvision.core.errors import HawkVisionError
@@ -27,9 +26,7 @@ from hawkvision.servers.tls import Certificates
 
 PER_ADDRESS = 8
 LIMITS = Limits(connections=64, per_address=PER_ADDRESS, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=0.5)
-BODIES = Bodies(
-    3_000_000, Counter("received", "x", registry=CollectorRegistry()), UploadPace(step_s=0.5, step_bytes=1000)
-)
+BODIES = Bodies(3_000_000, UploadPace(step_s=0.5, step_bytes=1000))
 
 SIZES = {"/medium": 8 << 20, "/large": 64 << 20}
 
