@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hawkvision.core import command_line
 from loadgen.__main__ import COMMANDS
-from loadgen.commands import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -98,9 +99,8 @@ def test_every_module_that_a_page_runs_is_there(page: Path) -> None:
 @cache
 def options_of(name: str) -> frozenset[str]:
     """The options of a load test, as its command line takes them."""
-    loaded = COMMANDS[name].load()
-    command = command_line.command_of(name, COMMANDS[name].summary, loaded.options, loaded.run)
-    return frozenset(option for parameter in command.params for option in parameter.opts)
+    run = importlib.import_module(f"loadgen.commands.{name.replace('-', '_')}").run
+    return frozenset(option.flag for option in command_line.options_of(run))
 
 
 @pytest.mark.parametrize("page", LOAD_TESTS, ids=lambda page: page.name)
@@ -108,5 +108,5 @@ def test_every_option_of_a_load_test_exists(page: Path) -> None:
     text = read(page).replace("\\\n", "")
     for name, rest in re.findall(r"hawkvision load ([a-z][a-z-]*)(.*)", text):
         assert set(re.findall(r"(?<=\s)--[a-z][a-z0-9-]+", rest)) <= options_of(name), f"{page.name}: {name}"
-    anywhere = frozenset().union(*map(options_of, COMMANDS))
+    anywhere = frozenset().union(*map(options_of, COMMANDS.commands))
     assert set(re.findall(r"--[a-z][a-z0-9-]+", text)) <= anywhere | {"--help"}

@@ -1,4 +1,4 @@
-"""The command line of `python -m loadgen`: options are the fields of a dataclass, and a command is a function of one.
+"""The command line of `python -m loadgen`: a command is a function of a struct of options (`core.command_line`).
 
 The command that a test records is one that repeats the test.
 """
@@ -6,18 +6,17 @@ The command that a test records is one that repeats the test.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import inspect
+import functools
+import importlib
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
-import typer
-import typer.main
-from typer.core import TyperCommand
+import msgspec
 
+from hawkvision.core.command_line import Program, call
 from hawkvision.core.errors import HawkVisionError
 
 words: Final[ContextVar[Sequence[str]]] = ContextVar("words", default=())
@@ -28,9 +27,29 @@ EXTRA_OF: Final = {"PIL": "bench", "mlperf_loadgen": "loadgen", "scipy": "loadge
 """The extra that installs what a node does not need."""
 
 
-def option(panel: str, description: str, *names: str, metavar: str | None = None) -> Any:
-    """How a field is an option: described in one line, and listed among those of one topic (`panel`)."""
-    return typer.Option(*names, help=description, metavar=metavar, rich_help_panel=panel)
+def option(topic: str, description: str) -> msgspec.Meta:
+    """How a field of a command's options is shown: the topic it is listed under, and what it does."""
+    return msgspec.Meta(title=topic, description=description)
+
+
+def command(module: str, summary: str) -> Program:
+    """The command whose `run` is in a module of `loadgen.commands`, which is imported when it is called for."""
+
+    def main(given: Sequence[str], prog: str) -> int:
+        def act() -> int:
+            run: Callable[[Any], Coroutine[Any, Any, int | None]]
+            run = importlib.import_module(f"loadgen.commands.{module}").run
+
+            @functools.wraps(run)
+            def measure(options: Any) -> int:
+                return asyncio.run(run(options)) or 0
+
+            measure.__doc__ = summary
+            return call(measure, given, prog)
+
+        return explained(act)
+
+    return Program(summary, main)
 
 
 def stated() -> str:
@@ -61,44 +80,3 @@ def explained(action: Callable[[], int | None]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def command_of(
-    name: str, summary: str, options: type[Any], run: Callable[[Any], Awaitable[int | None]]
-) -> TyperCommand:
-    """A command whose options are the fields of a dataclass, and which runs `run` with an instance of it."""
-    hints = get_type_hints(options, include_extras=True)
-
-    def act(**values: Any) -> None:
-        given = options(**values)
-
-        def measure() -> int | None:
-            return asyncio.run(_awaited(run, given))
-
-        raise typer.Exit(explained(measure))
-
-    parameters = [
-        inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=_default(each), annotation=hints[each.name]
-        )
-        for each in dataclasses.fields(options)
-    ]
-    act.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    act.__annotations__ = {each.name: each.annotation for each in parameters}
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name, help=summary)(act)
-    made = typer.main.get_command(app)
-    assert isinstance(made, TyperCommand)
-    return made
-
-
-async def _awaited(run: Callable[[Any], Awaitable[int | None]], given: Any) -> int | None:
-    return await run(given)
-
-
-def _default(option: dataclasses.Field[Any]) -> Any:
-    if option.default is not dataclasses.MISSING:
-        return option.default
-    if option.default_factory is not dataclasses.MISSING:
-        return option.default_factory()
-    return inspect.Parameter.empty

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections import Counter
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hawkvision.core.command_line import ARGUMENT
 from hawkvision.core.errors import ConfigError
 from hawkvision.system.files import write_atomic
 from loadgen.analysis.compare import ComparisonReport, RatioVerdict, RunComparison, compare_all, slower, written
@@ -24,22 +23,18 @@ from loadgen.commands.terminal import terminal
 from loadgen.workload.record import Run, check_files, load
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `python -m loadgen compare`."""
 
-    runs: Annotated[list[Path], typer.Argument(help="Records to compare with the first.", metavar="RUN.json...")]
-    html: Annotated[Path | None, option("Output", "Write the report page to this file.", metavar="FILE")] = None
-    json: Annotated[
-        Path | None, option("Output", "Write the ratios and their intervals to this file.", metavar="FILE")
-    ] = None
+    runs: Annotated[list[Path], msgspec.Meta(description="Records to compare with the first.", extra=ARGUMENT)]
+    html: Annotated[Path | None, option("Output", "Write the report page to this file.")] = None
+    json: Annotated[Path | None, option("Output", "Write the ratios and their intervals to this file.")] = None
     fail_if_slower: Annotated[
         float | None,
         option(
             "Verdict",
             "Exit with status 1 if P50, P90 or P99 of a later run is shown to be slower by more than this many "
             "percent, or if more of its requests have no answer.",
-            metavar="PERCENT",
         ),
     ] = None
 

@@ -11,7 +11,6 @@ After Ctrl-C, or if the node fails, the table shows what was answered so far.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,8 +80,7 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     """Answers to `quality=best` that were `degraded`, another stage's: drops are not below the cascade's best then."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `python -m loadgen evaluate`."""
 
     url: Annotated[str, option("Server", "Address of the edge node.")]
@@ -103,7 +101,8 @@ class EvaluateOptions:
     indices: Annotated[
         Path | None,
         option(
-            "Images", "File that lists the held-out images. Default: held_out.json beside the profile.", metavar="FILE"
+            "Images",
+            "File that lists the held-out images. Default: held_out.json beside the profile.",
         ),
     ] = None
     class_map: Annotated[
@@ -111,18 +110,18 @@ class EvaluateOptions:
         option(
             "Images",
             "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
-            metavar="FILE",
         ),
     ] = None
     limit: Annotated[int | None, option("Images", "Send at most this many images, evenly spread.")] = None
     seed: Annotated[int, option("Images", "Seed of the order in which images are sent.")] = 0
     models_dir: Annotated[
-        Path | None, option("Images", "Folder of the models, where labels and held-out images are listed.")
+        Path | None,
+        option("Images", "Folder of the models, where labels and held-out images are listed."),
     ] = None
     targets: Annotated[str, option("Targets", "Targets to measure, comma-separated, each FIELD=VALUE.")] = (
         DEFAULT_TARGETS
     )
-    json: Annotated[Path | None, option("Output", "Write the report to this file.", metavar="FILE")] = None
+    json: Annotated[Path | None, option("Output", "Write the report to this file.")] = None
 
 
 async def run(given: EvaluateOptions) -> int:

@@ -12,7 +12,6 @@ after it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Awaitable, Callable
@@ -117,12 +116,12 @@ class CapacityFindings:
     interrupted: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CapacityOptions(options.LoadOptions):
+class CapacityOptions(options.LoadOptions, frozen=True, kw_only=True):
     """The options of `python -m loadgen find-capacity`."""
 
     p99_ms: Annotated[
-        float, option("Verdict", "P99 latency to keep, in milliseconds, counted from when requests are due.")
+        float,
+        option("Verdict", "P99 latency to keep, in milliseconds, counted from when requests are due."),
     ]
     min_accuracy: Annotated[float | None, option("Verdict", "Share of all requests that must be answered right.")] = (
         None
@@ -130,7 +129,11 @@ class CapacityOptions(options.LoadOptions):
     from_rate: Annotated[float, option("Load", "First rate to try, in requests per second.")] = 8.0
     precision: Annotated[float, option("Measurement", "Width of the bracket to end with, relative to the rate.")] = 0.05
     probe_requests: Annotated[
-        int, option("Measurement", f"Fewest requests to count in a probe, which takes {MOST_PROBE_S:g} s at most.")
+        int,
+        option(
+            "Measurement",
+            f"Fewest requests to count in a probe, which takes {MOST_PROBE_S:g} s at most.",
+        ),
     ] = 300
     probe_s: Annotated[
         float, option("Measurement", "Fewest seconds to count in a probe; queues take time to grow.")
@@ -140,10 +143,11 @@ class CapacityOptions(options.LoadOptions):
         LEAST_CONFIRMING
     )
     confirm_s: Annotated[
-        float, option("Measurement", f"Most seconds of a confirming run; there are up to {1 + STEPS_DOWN}.")
+        float,
+        option("Measurement", f"Most seconds of a confirming run; there are up to {1 + STEPS_DOWN}."),
     ] = 180.0
-    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.", "--no-noise")] = False
-    json: Annotated[Path | None, option("Output", "Write what was found to this file.", metavar="FILE")] = None
+    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.")] = False
+    json: Annotated[Path | None, option("Output", "Write what was found to this file.")] = None
 
 
 async def run(given: CapacityOptions) -> int:

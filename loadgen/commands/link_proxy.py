@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import ipaddress
 import signal
 import socket
@@ -279,21 +278,25 @@ async def udp_port_of(url: str, api_key: str | None) -> int:
     return offer.port
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkProxyOptions:
+class LinkProxyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `python -m loadgen link-proxy`."""
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8090; plain HTTP.")]
-    link: Annotated[str, option("Link", f"Link between callers and the server: {', '.join(names())}, or a TOML file.")]
+    link: Annotated[
+        str,
+        option("Link", f"Link between callers and the server: {', '.join(names())}, or a TOML file."),
+    ]
     round: Annotated[int, option("Link", "Which of the link traces of the profile to play.")] = 0
     congestion: Annotated[
-        str | None, option("Link", "Congestion control of TCP over the link. Default: the kernel's own.")
+        str | None,
+        option("Link", "Congestion control of TCP over the link. Default: the kernel's own."),
     ] = None
     listen: Annotated[str, option("Server", "Loopback address to offer the server at.")] = LISTEN
     port: Annotated[int | None, option("Server", "Port to offer the server at. Default: the server's own.")] = None
     udp_port: Annotated[
-        list[int], option("Server", "Also carry datagrams to this UDP port of the server; may be repeated.")
-    ] = dataclasses.field(default_factory=list)
+        list[int],
+        option("Server", "Also carry datagrams to this UDP port of the server; may be repeated."),
+    ] = []
 
 
 async def run(given: LinkProxyOptions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -35,8 +34,7 @@ class NoiseReport(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NoiseOptions:
+class NoiseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `python -m loadgen noise`."""
 
     protocol: Annotated[Protocol, option("Load", "Protocol to send requests with.")] = "http"
@@ -54,7 +52,7 @@ class NoiseOptions:
         ),
     ] = None
     limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
-    json: Annotated[Path | None, option("Output", "Write what was measured to this file.", metavar="FILE")] = None
+    json: Annotated[Path | None, option("Output", "Write what was measured to this file.")] = None
 
 
 async def run(given: NoiseOptions) -> None:

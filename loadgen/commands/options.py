@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
+
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
 from hawkvision.core.version import __version__
@@ -32,8 +34,7 @@ CLOSED_PLAN: Final = 20_000
 """Requests that are dealt for a closed loop; it begins anew after these."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LoadOptions:
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options that all load tests share: the server, the images, the targets, and the senders."""
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8080.")]
@@ -58,7 +59,8 @@ class LoadOptions:
     task: Annotated[
         str | None,
         option(
-            "Images", "Task to name in every request; also names the labels. Default: none named, labels of imagenet."
+            "Images",
+            "Task to name in every request; also names the labels. Default: none named, labels of imagenet.",
         ),
     ] = None
     split: Annotated[
@@ -72,7 +74,8 @@ class LoadOptions:
     indices: Annotated[
         Path | None,
         option(
-            "Images", "File that lists the held-out images. Default: held_out.json beside the profile.", metavar="FILE"
+            "Images",
+            "File that lists the held-out images. Default: held_out.json beside the profile.",
         ),
     ] = None
     class_map: Annotated[
@@ -80,25 +83,30 @@ class LoadOptions:
         option(
             "Images",
             "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
-            metavar="FILE",
         ),
     ] = None
     limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
     targets: Annotated[
         str,
-        option("Targets", "Targets and their shares, such as max_drop:0.01=0.2,quality:fast=0.5; default: no target."),
+        option(
+            "Targets",
+            "Targets and their shares, such as max_drop:0.01=0.2,quality:fast=0.5; default: no target.",
+        ),
     ] = target_mix.DEFAULT
     deadline_ms: Annotated[float | None, option("Targets", "Deadline of every request, in milliseconds.")] = None
     on_miss: Annotated[
-        OnMiss | None, option("Targets", "What the server does when it would miss the deadline. Default: its own rule.")
+        OnMiss | None,
+        option("Targets", "What the server does when it would miss the deadline. Default: its own rule."),
     ] = None
     processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
     max_in_flight: Annotated[
-        int, option("Load", "Most requests without an answer at a time; further ones count as unanswered.")
+        int,
+        option("Load", "Most requests without an answer at a time; further ones count as unanswered."),
     ] = MAX_IN_FLIGHT
     seed: Annotated[int, option("Load", "Seed of arrival times, targets and the order of images.")] = 0
     models_dir: Annotated[
-        Path | None, option("Images", "Folder of the models, where labels and held-out images are listed.")
+        Path | None,
+        option("Images", "Folder of the models, where labels and held-out images are listed."),
     ] = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from loadgen.analysis.summary import RunSummary
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunOptions(options.LoadOptions):
+class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
     """The options of `python -m loadgen run`."""
 
     arrivals: Annotated[
@@ -32,45 +30,47 @@ class RunOptions(options.LoadOptions):
     ] = "poisson:8"
     duration_s: Annotated[
         float | None,
-        option("Load", "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file."),
+        option(
+            "Load",
+            "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file.",
+        ),
     ] = None
     warm_up_s: Annotated[float, option("Load", "Seconds at the start whose requests are not counted.")] = WARM_UP_S
     link: Annotated[
         str | None,
-        option("Load", f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root."),
+        option(
+            "Load",
+            f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root.",
+        ),
     ] = None
     reference: Annotated[
         bool,
         option(
             "Measurement",
             "First ask for every image with quality=best, so that accuracy drops can be judged.",
-            "--reference",
         ),
     ] = False
-    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.", "--no-noise")] = False
+    no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.")] = False
     name: Annotated[
-        str | None, option("Output", "Name of the run in reports. Default: that of the record, else run.")
+        str | None,
+        option("Output", "Name of the run in reports. Default: that of the record, else run."),
     ] = None
-    json: Annotated[
-        Path | None, option("Output", "Write the record to this file (.json or .json.gz).", metavar="FILE")
-    ] = None
-    html: Annotated[Path | None, option("Output", "Write the report page to this file.", metavar="FILE")] = None
+    json: Annotated[Path | None, option("Output", "Write the record to this file (.json or .json.gz).")] = None
+    html: Annotated[Path | None, option("Output", "Write the report page to this file.")] = None
     p99_ms: Annotated[
-        float | None, option("Verdict", "Exit with status 1 if the P99 is above this many milliseconds.")
+        float | None,
+        option("Verdict", "Exit with status 1 if the P99 is above this many milliseconds."),
     ] = None
     min_effective: Annotated[
         float | None,
         option(
             "Verdict",
             "Exit with status 1 if a smaller share of requests is answered right within the deadline.",
-            metavar="SHARE",
         ),
     ] = None
     max_cpu_steal: Annotated[
         float | None,
-        option(
-            "Verdict", "Exit with status 1 if the host held back a larger share of processor time.", metavar="SHARE"
-        ),
+        option("Verdict", "Exit with status 1 if the host held back a larger share of processor time."),
     ] = None
 
 

@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import IO, Annotated, Final
 
 import msgspec
-import typer
+from msgspec import Meta
 
+from hawkvision.core.command_line import call
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.system.child_server import ended, stop_with_parent
 from loadgen.network.link_model import PacketCounts
@@ -255,12 +256,12 @@ class TunLink:
 
 
 def main(
-    link: Annotated[str, typer.Option(help="Both ways, as rate=20mbit,delay=20ms,loss=5%.", metavar="SPEC")] = "",
-    up: Annotated[str | None, typer.Option(help="From client to server, instead of --link.", metavar="SPEC")] = None,
-    down: Annotated[str | None, typer.Option(help="From server to client, instead of --link.", metavar="SPEC")] = None,
-    second: Annotated[str | None, typer.Option(help="A second path, both ways.", metavar="SPEC")] = None,
-    congestion: Annotated[str | None, typer.Option(help="TCP's congestion control. Default: the kernel's.")] = None,
-) -> None:
+    link: Annotated[str, Meta(description="Both ways, as rate=20mbit,delay=20ms,loss=5%.")] = "",
+    up: Annotated[str | None, Meta(description="From client to server, instead of --link.")] = None,
+    down: Annotated[str | None, Meta(description="From server to client, instead of --link.")] = None,
+    second: Annotated[str | None, Meta(description="A second path, both ways.")] = None,
+    congestion: Annotated[str | None, Meta(description="TCP's congestion control. Default: the kernel's.")] = None,
+) -> int:
     """Keep a bad link between two namespaces up until interrupted; then print what happened to packets."""
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
@@ -269,9 +270,10 @@ def main(
         _keep(TunLink(upwards, downwards, second=both, congestion=congestion))
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(1) from None
+        return 1
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        return 130
+    return 0
 
 
 def _keep(made: TunLink) -> None:
@@ -288,4 +290,4 @@ def _keep(made: TunLink) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(main, sys.argv[1:], "python -m loadgen.network.tun_link"))

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
-import typer
+from msgspec import Meta
 
+from hawkvision.core.command_line import call
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from loadgen.host.timer import Timer
 from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
@@ -276,23 +277,24 @@ async def _relay(upstream: str, up: LinkSpec, down: LinkSpec, listen: tuple[str,
 
 
 def main(
-    upstream: Annotated[str, typer.Option(help="Where packets go.", metavar="HOST:PORT")],
-    link: Annotated[str, typer.Option(help="Both ways, as rate=20mbit,delay=20ms,loss=5%.", metavar="SPEC")] = "",
-    up: Annotated[str | None, typer.Option(help="Towards the upstream, instead of --link.", metavar="SPEC")] = None,
-    down: Annotated[str | None, typer.Option(help="From the upstream, instead of --link.", metavar="SPEC")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0 takes a free one, which is printed.")] = 0,
-) -> None:
+    upstream: Annotated[str, Meta(description="Where packets go.")],
+    link: Annotated[str, Meta(description="Both ways, as rate=20mbit,delay=20ms,loss=5%.")] = "",
+    up: Annotated[str | None, Meta(description="Towards the upstream, instead of --link.")] = None,
+    down: Annotated[str | None, Meta(description="From the upstream, instead of --link.")] = None,
+    host: Annotated[str, Meta(description="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Meta(description="Port to listen at; 0 takes a free one, which is printed.")] = 0,
+) -> int:
     """Relay UDP over a bad link until interrupted; then print what happened to packets."""
     try:
         there, back = (LinkSpec.parse(link if each is None else each) for each in (up, down))
         asyncio.run(_relay(upstream, there, back, (host, port)))
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        raise typer.Exit(1) from None
+        return 1
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(call(main, sys.argv[1:], "python -m loadgen.network.udp_relay"))

@@ -1,1 +1,0 @@
-"""`python -m loadgen mlperf`: MLPerf LoadGen drives, and its queries become requests."""
