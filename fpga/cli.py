@@ -20,7 +20,6 @@ from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import ROUTE_CPU_S
 from fpga.reports import pages
 from fpga.reports.build_report import read
-from hawkvision.cli.options import CacheDir
 from hawkvision.core.advice import advise
 from hawkvision.core.command_line import ARGUMENT, Group
 from hawkvision.core.errors import CompileError, ConfigError
@@ -30,7 +29,7 @@ from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.reference import planes
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import artifact_path, cache_dir, load_labels, load_manifest, models_dir
-from hawkvision.system.files import write_atomic
+from hawkvision.system.files import CacheDir, write_atomic
 
 MAX_MHZ: Final = 1000.0
 """Higher than any supported device's clock network allows."""

@@ -17,12 +17,12 @@ from fpga.compiler.folding_search import fastest
 from fpga.offload.model import ByRate, Forecast, OffloadModel
 from fpga.offload.queueing import ServiceTime
 from fpga.reports.build_report import read, read_design
-from hawkvision.cli.options import CacheDir
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError
 from hawkvision.integer.artifact import graph_of
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
+from hawkvision.system.files import CacheDir
 
 REPORTS: Final = Path(__file__).parents[1] / "reports"
 CLOCK_MHZ: Final = 120.0

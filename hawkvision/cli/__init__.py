@@ -25,7 +25,6 @@ EXTRA_OF: Final = {
     "onnx": "build",
     "safetensors": "build",
     "scipy": "build",
-    "jinja2": "report",
     "ray": "datacenter",
 }
 """The extra of this package for each optional library."""

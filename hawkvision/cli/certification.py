@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
-from hawkvision.cli.options import CacheDir, ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
+from hawkvision.cli.options import ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
 from hawkvision.core.command_line import ARGUMENT, Group
+from hawkvision.system.files import CacheDir
 
 if TYPE_CHECKING:
     from hawkvision.cascade.certification.profile import Profile as CalibratedProfile

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from hawkvision.cli.options import CacheDir, ModelsDir, Profile, Task
+from hawkvision.cli.options import ModelsDir, Profile, Task
 from hawkvision.core.command_line import ARGUMENT
+from hawkvision.system.files import CacheDir
 
 
 def models_build(

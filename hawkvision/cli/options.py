@@ -18,7 +18,6 @@ ModelsDir: TypeAlias = Annotated[
     Path | None,
     Meta(description="Folder of manifests; default: those of HawkVision and ~/.local/share/hawkvision/models."),
 ]
-CacheDir: TypeAlias = Annotated[Path | None, Meta(description="Folder of built models; default: ~/.cache/hawkvision.")]
 Profile: TypeAlias = Annotated[Path | None, Meta(description="The profile; default: the task's own.")]
 ClassMap: TypeAlias = Annotated[
     Path | None, Meta(description="File with the label or index of each class directory: DIRECTORY,LABEL a line.")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from hawkvision.cli.options import CacheDir, ModelsDir, OwnTask, Unlabelled
+from hawkvision.cli.options import ModelsDir, OwnTask, Unlabelled
 from hawkvision.core.command_line import ARGUMENT
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.input_spec import Interpolation
+from hawkvision.system.files import CacheDir
 
 if TYPE_CHECKING:
     from hawkvision.model_zoo.own.adding import Added, AddOrder

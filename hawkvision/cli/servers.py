@@ -8,9 +8,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from hawkvision.cli.options import CacheDir, ModelsDir, Profile
+from hawkvision.cli.options import ModelsDir, Profile
 from hawkvision.core.command_line import Group, Program
 from hawkvision.core.settings.config import Port
+from hawkvision.system.files import CacheDir
 
 
 def up(

@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from hawkvision.cli.options import CacheDir
 from hawkvision.core.command_line import Program
+from hawkvision.system.files import CacheDir
 
 
 def _load(words: Sequence[str], prog: str) -> int:

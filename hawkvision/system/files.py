@@ -7,8 +7,14 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
 
 from hawkvision.core.errors import ArtifactError, BackendError, ConfigError
+
+CacheDir: TypeAlias = Annotated[Path | None, Meta(description="Folder of built models; default: ~/.cache/hawkvision.")]
+"""An option of commands."""
 
 
 def cache_dir(override: Path | None = None) -> Path:

@@ -29,7 +29,7 @@ def test_a_server_reads_its_words(server: str) -> None:
     ran = run(server, "up", "--port", "70000")
     assert ran.returncode == 1
     assert "error: command line: Expected `int` <= 65535 - at `$.port`" in ran.stderr
-    assert "| typer" not in ran.stderr
+    assert "| rich" not in ran.stderr
 
 
 def test_a_node_without_a_datacenter_imports_no_client_of_one() -> None:

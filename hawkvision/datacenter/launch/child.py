@@ -24,14 +24,6 @@ import msgspec
 from hawkvision.datacenter.launch.isolation import enter_private_network, family
 from hawkvision.system.child_server import adopt_orphans, stop_with_parent
 
-READY: Final = b"ready"
-"""The application serves, and all models are loaded."""
-LOST: Final = b"lost"
-"""A process without which Ray cannot go on has died; the tier process ends within `ABANDON_S`."""
-ABANDON_S: Final = 1.0
-"""What the requests inside have to end after a death in Ray."""
-RAY_DIED: Final = 75
-"""The exit status after a death in Ray (sysexits.h: EX_TEMPFAIL)."""
 SETTINGS_BYTES: Final = 256 * 1024
 """The longest message of settings, which have a few kB."""
 LAUNCHER_DIED: Final = signal.SIGUSR1

@@ -34,9 +34,10 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import chosen_settings
 from hawkvision.datacenter.deployment.ray_settings import check_ray
 from hawkvision.datacenter.ingress.launcher_socket import socket_path
-from hawkvision.datacenter.launch.child import ABANDON_S, LAUNCHER_DIED, LOST, RAY_DIED, READY
+from hawkvision.datacenter.launch.child import LAUNCHER_DIED
 from hawkvision.datacenter.launch.folder import private_folder
 from hawkvision.datacenter.launch.isolation import family, listeners, network_of, uninvited, why_not_private
+from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY
 from hawkvision.datacenter.launch.public_sockets import IngressLinks, PublicSockets, StandbyListener
 from hawkvision.system.child_server import adopt_orphans, stop_with_parent
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.ingress.launcher_socket import socket_path
 from hawkvision.datacenter.launch import local_ray
-from hawkvision.datacenter.launch.child import ABANDON_S, LOST, RAY_DIED, READY
+from hawkvision.datacenter.launch.messages import ABANDON_S, LOST, RAY_DIED, READY
 from hawkvision.datacenter.servers.http_server import make_http_server
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, check_models, load_catalogs
 from hawkvision.servers.tls import server_certificates
