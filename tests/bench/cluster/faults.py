@@ -1,4 +1,7 @@
-"""Faults at 40 % of capacity: does a request fail that was not in flight on what was killed?
+"""Faults of a real Ray of several nodes at 40 % of capacity: does a request fail that was not in flight on what was
+killed?
+
+    python -m tests.bench.cluster.faults [--only replica,node] [--after 20] [--out FILE]      (root, redis-server)
 
 Two nodes with three replicas each of a stage that takes 100 ms; the head has none. The capacity is ten requests per
 second and replica. The load generator sends Poisson arrivals through a load balancer in front of the nodes with
@@ -13,8 +16,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -23,8 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
 
-from hawkvision.core.errors import NotReady
+from hawkvision.core.errors import HawkVisionError, NotReady
 from loadgen.clients.base import ClientReply, RequestTimes
 from loadgen.clients.connections import ConnectionPool
 from loadgen.clients.http import exchange
@@ -33,10 +39,9 @@ from tests.bench.cluster.local.balancer import balancer
 from tests.bench.cluster.local.nodes import HEAD
 from tests.bench.cluster.local.redis import redis
 from tests.bench.cluster.local.tier import PORT, STAGE, ClusterTier, cluster_tier
-from tests.bench.cluster.report import table
-from tests.bench.cluster.scaling import BATCH_MS, READY_S, deploy_replicas
 
-SUMMARY: Final = "killed nodes and processes, updates, a restarted head"
+BATCH_MS: Final = 100.0
+READY_S: Final = 120.0
 WORKERS: Final = (2, 3)
 REPLICAS: Final = 3
 SHARE: Final = 0.4
@@ -134,7 +139,10 @@ def restart_missing(tier: ClusterTier) -> None:
 def deploy(tier: ClusterTier, **settings: object) -> None:
     """Deploy the replicas of all workers; the tier outlives its head if Redis keeps the head's state."""
     survives = "false" if tier.nodes.store is None else "true"
-    deploy_replicas(tier, len(WORKERS) * REPLICAS, survives_head=survives, **INGRESS, **settings)
+    replicas = len(WORKERS) * REPLICAS
+    fixed: dict[str, object] = {"num_cpus": 1, "min_replicas": replicas, "max_replicas": replicas}
+    one_by_one = {"max_batch_size": 1, "max_ongoing_requests": 2, "max_queued_requests": 1000}
+    tier.deploy(**fixed, **one_by_one, survives_head=survives, **INGRESS, **settings)
 
 
 def update(tier: ClusterTier) -> None:
@@ -170,10 +178,22 @@ WITH_STORE: Final = (
 WITHOUT_STORE: Final = (Fault(f"head away {AWAY_S:g} s, without Redis", replace_head),)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+def main() -> int:
+    """Run from the command line; the exit status is 1 after a printed error."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.cluster.faults", description=__doc__)
     parser.add_argument("--only", default="", help="words of which the name of a fault has one, separated by commas")
     parser.add_argument("--after", type=float, default=20.0, help="seconds of load after a fault")
+    parser.add_argument("--out", type=Path, help="where the rows go, as JSON")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all nodes are stopped
+    try:
+        rows = asyncio.run(run(given, Console(width=200)))
+    except HawkVisionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if given.out is not None:
+        given.out.write_text(json.dumps(rows, indent=1))
+    return 0
 
 
 async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -264,8 +284,10 @@ async def watched(url: str) -> AsyncIterator[Readiness]:
 
 def shown(rows: list[Outcome]) -> Any:
     """A row per fault."""
-    made = table("fault", "requests/s", "requests", "failed in flight", "failed beyond", "errors", "last failure",
-                 "slowest, ms", "not ready after", "not ready for")  # fmt: skip
+    made = Table("fault", box=None, pad_edge=False, header_style="bold")
+    for title in ("requests/s", "requests", "failed in flight", "failed beyond", "errors", "last failure",
+                  "slowest, ms", "not ready after", "not ready for"):  # fmt: skip
+        made.add_column(title, justify="right")
     for row in rows:
         made.add_row(
             row.fault, f"{row.rate:.0f}", str(row.requests), str(row.in_flight_failed), str(row.failed),
@@ -274,3 +296,7 @@ def shown(rows: list[Outcome]) -> Any:
             "-" if row.not_ready_after_s is None else f"{row.not_ready_after_s:.1f} s", f"{row.not_ready_s:.1f} s",
         )  # fmt: skip
     return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -67,11 +67,6 @@ class Load:
     """On the monotonic clock."""
     duration_s: float
 
-    def rate(self, after_s: float = 0.0) -> float:
-        """Answers a second, those of the first seconds and of the time after the end left out."""
-        counted = [each for each in self.outcomes if each.answered and after_s <= each.done_s <= self.duration_s]
-        return len(counted) / (self.duration_s - after_s)
-
     def latency_ms(self, percent: float, after_s: float = 0.0) -> float:
         """A percentile of the answered requests' latency; infinite if there are none."""
         found = [1e3 * each.latency_s for each in self.outcomes if each.answered and each.due_s >= after_s]

@@ -78,8 +78,6 @@ class RayNodes:
         }
         self.store: HeadStore | None = None
         """None: in memory."""
-        self.autoscaler: Path | None = None
-        """The settings of the autoscaler that runs on the head; None for none."""
         self._cpus: dict[int, float] = {}
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -135,8 +133,6 @@ class RayNodes:
         if self.store is not None:
             variables["RAY_REDIS_ADDRESS"] = self.store.address
             words.append(f"--redis-password={self.store.password}")
-        if self.autoscaler is not None:
-            words.append(f"--autoscaling-config={self.autoscaler}")
         return variables, words
 
     def restart(self, node: int) -> None:

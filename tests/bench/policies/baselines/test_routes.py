@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from edge.inference.edge_stage import ConditionalEnsemble, LoadedModel
 from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.settings.config import EdgeConfig
@@ -16,9 +15,7 @@ from hawkvision.core.types import (
     Answer,
     MaxAccuracyDrop,
     MinAccuracy,
-    MinConfidence,
     Quality,
-    Reason,
     Target,
     Tier,
 )
@@ -26,9 +23,9 @@ from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.system.child_server import running
 from tests.bench.policies.baselines import routes
 from tests.bench.policies.baselines.plugin import RoutedBaseline, with_baselines
-from tests.bench.policies.baselines.routes import BaselineRoutes, Registered
+from tests.bench.policies.baselines.routes import BaselineRoutes
 from tests.bench.policies.baselines.settings import BaselineSettings
-from tests.edge.bench import SPEC, SURE, UNSURE, GatedBackend, bench, run
+from tests.edge.bench import SURE, UNSURE, bench, run
 from tests.edge.conftest import Caller
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import make_profile
@@ -57,21 +54,6 @@ def asked(peer: Peer | None, lead: float, policy: str, threshold: float | None =
 
 
 # ---------------------------------------------------------------------------------------------------- decisions
-
-
-@pytest.mark.parametrize(
-    ("target", "required"),
-    [
-        (Quality.FAST, 0.75),
-        (Quality.BALANCED, 0.93),
-        (Quality.BEST, 0.95),
-        (MaxAccuracyDrop(0.2), 0.75),
-        (MinAccuracy(0.8), 0.8),
-        (MinConfidence(0.9), 0.9),
-    ],
-)
-def test_every_target_asks_for_a_registered_accuracy(target: Target, required: float) -> None:
-    assert Registered(0.75, 0.95, 0.02).required(target) == required
 
 
 @pytest.mark.parametrize(
@@ -114,12 +96,6 @@ def test_where_easy_and_hard_images_are_answered(
     assert {answer.model for answer in answers} <= {"small", "large"}
 
 
-def test_static_accepts_from_its_threshold_on_and_states_why_it_escalates(large: Peer) -> None:
-    low, high = (asked(large, UNSURE, "static", threshold, target=Quality.BEST) for threshold in (0.0, 1.0))
-    assert (low.tier, low.reason) == (Tier.EDGE, None)
-    assert (high.tier, high.reason, high.escalated) == (Tier.DATACENTER, Reason.LOW_CONFIDENCE, True)
-
-
 # -------------------------------------------------------------------------------------------- deadline fallback
 
 
@@ -143,18 +119,6 @@ def test_with_a_fallback_the_edge_answers_degraded_just_before_the_deadline(larg
 def test_with_a_fallback_the_datacenters_answer_counts_while_it_is_in_time(large: Peer, policy: str) -> None:
     answer = fallen_back(large, UNSURE, policy, deadline_ms=10_000.0)
     assert (answer.tier, answer.index, answer.degraded) == (Tier.DATACENTER, ANSWER_CLASS, False)
-
-
-def test_a_baselines_edge_stage_runs_the_whole_ensemble_as_ours_does(large: Peer) -> None:
-    second = GatedBackend(SURE)
-    others = ConditionalEnsemble((LoadedModel("second", second, SPEC),), (1.0, 1.0), 1.0, 0.9)
-
-    async def scenario() -> Answer:
-        async with bench(large, UNSURE, baseline=routed("static"), others=others) as it:
-            return await it.ask(target=Quality.FAST)
-
-    assert run(scenario).tier is Tier.EDGE, "both together are sure"
-    assert second.inferred == 1
 
 
 @pytest.mark.parametrize("policy", ["hawkvision", "all-edge", "static", "split", "all-dc", "infaas"])
