@@ -22,7 +22,6 @@ COMMANDS: Final = Group(
             "compare": command(
                 "compare", "Compare recorded runs with the first: ratios with intervals, and what they show."
             ),
-            "evaluate": command("evaluate", "Measure accuracy, escalations and latency per target on labelled images."),
             "mlperf": command(
                 "mlperf", "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline."
             ),

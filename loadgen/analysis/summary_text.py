@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.analysis.accuracy import TargetVerdict
+from loadgen.analysis.accuracy import IntervalEstimate, TargetVerdict
 from loadgen.analysis.summary import ClassSummary, Figures, Percentile, RunSummary
 
 NAMED_CODES: Final = 3
@@ -29,7 +29,7 @@ def show(summaries: Sequence[RunSummary], console: Console) -> None:
         "P99.9 ms",
         "in time",
         "right + in time (95 %)",
-        "accuracy",
+        "accuracy (95 %)",
         "escalated",
         "no answer (shed)",
         "flagged",
@@ -63,7 +63,6 @@ def _title(summaries: Sequence[RunSummary]) -> str:
 
 def _cells(name: str, figures: Figures) -> tuple[str, ...]:
     p99 = figures.percentile(0.99)
-    effective = figures.effective
     return (
         escape(name),
         str(figures.n),
@@ -71,13 +70,17 @@ def _cells(name: str, figures: Figures) -> tuple[str, ...]:
         f"{_milliseconds(p99)} ({p99.low:.3g}–{p99.high:.3g})",
         _milliseconds(figures.percentile(0.999)),
         "" if figures.in_time is None else f"{figures.in_time.value:.1%}",
-        "" if effective is None else f"{effective.value:.1%} ({100 * effective.low:.0f}–{100 * effective.high:.0f})",
-        "" if figures.accuracy is None else f"{figures.accuracy.value:.1%}",
+        _share(figures.effective),
+        _share(figures.accuracy),
         f"{figures.escalated:.1%}",
         f"{figures.n - figures.answered} ({figures.shed_share:.1%})",
         f"{figures.flagged:.1%}",
         f"{figures.sent_bytes / 1024:.1f}",
     )
+
+
+def _share(estimate: IntervalEstimate | None) -> str:
+    return "" if estimate is None else f"{estimate.value:.1%} ({100 * estimate.low:.0f}–{100 * estimate.high:.0f})"
 
 
 def _milliseconds(percentile: Percentile) -> str:
@@ -109,7 +112,7 @@ def failures(figures: Figures) -> str:
 def _standing(one: ClassSummary) -> str:
     if one.kept is None:
         if one.drop is not None:
-            return f"drop {100 * one.drop.value:+.1f} pt"
+            return f"drop {100 * one.drop.value:+.1f} ± {50 * (one.drop.high - one.drop.low):.1f} pt"
         return "not measured" if one.numeric else ""
     missing = one.kept.shortfall
     side = "short by" if missing.value > 0 else "spare"

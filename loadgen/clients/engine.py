@@ -68,6 +68,8 @@ class LoadJob(msgspec.Struct, frozen=True):
     """When, for the open loop: as many as there are targets and images."""
     callers: int = 0
     """Above 0: the closed loop, which begins the lists anew when it comes to their end."""
+    once: bool = False
+    """The closed loop ends with the lists instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +178,15 @@ class Engine:
     async def _call(self, caller: int, start: float) -> None:
         """One caller of the closed loop: takes every so-many-th request of the plan."""
         plan = len(self._job.target)
-        number = caller % plan
+        number = caller
         await asyncio.sleep(max(0.0, start - time.monotonic()))
         while not self._stopping.is_set() and time.monotonic() - start < self._job.duration_s:
-            if self.tally.sent >= MAX_OUTCOMES:
+            if self.tally.sent >= MAX_OUTCOMES or (self._job.once and number >= plan):
                 return
             self.tally.sent += 1
-            if not await self._ask(number, time.monotonic() - start, start):
+            if not await self._ask(number % plan, time.monotonic() - start, start):
                 await asyncio.sleep(REFUSED_PAUSE_S)
-            number = (number + self._job.callers) % plan
+            number += self._job.callers
 
     async def _ask(self, number: int, due_s: float, start: float) -> bool:
         """Ask, note, and say whether a reply came."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
@@ -141,6 +142,24 @@ class Setup:
             max_in_flight=self.max_in_flight,
             due=due,
             callers=arrivals.callers if isinstance(arrivals, ClosedLoop) else 0,
+        )
+
+    def each_image_once(self, callers: int, duration_s: float | None) -> LoadJob:
+        """Every image once per class, one class after another, in a closed loop that ends with them.
+
+        Without a duration it may take as long as if none was answered.
+        """
+        images, classes = len(self.dataset), len(self.classes)
+        target = np.repeat(np.arange(classes), images).tolist()
+        return LoadJob(
+            server=self.server,
+            fields=[each.fields for each in self.classes],
+            target=target,
+            image=self.dataset.order(len(target), self.seed + 2).tolist(),
+            duration_s=len(target) * self.server.timeout_s if duration_s is None else duration_s,
+            max_in_flight=self.max_in_flight,
+            callers=callers,
+            once=True,
         )
 
 

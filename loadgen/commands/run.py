@@ -1,8 +1,8 @@
 """`python -m loadgen run`: one load test, from the schedule to the report.
 
 The command measures the generator against a null server (`noise_floor`), asks the reference stage for every image
-(`--reference`), and runs the schedule. Ctrl-C stops sending, waits a few seconds for answers and writes everything; a
-second Ctrl-C ends at once.
+(`--reference`), and runs the schedule, or sends every image once per target (`--evaluate`). Ctrl-C stops sending, waits
+a few seconds for answers and writes everything; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from loadgen.commands import options
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt
 from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.commands.options import Setup
-from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, host_limits, missed_goals
+from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, completed, host_limits, missed_goals
 from loadgen.commands.terminal import progress_bar, terminal
 from loadgen.host import cpu_steal
 from loadgen.network.profiles import LinkProfile, load_profile
@@ -72,29 +72,36 @@ class LoadTestResult:
 async def run(given: RunOptions) -> int:
     """Test as the options say; print, and write what is asked for.
 
-    The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, else 0.
+    The status is 130 after an interrupt, 1 if nothing was answered or a goal was missed, or if an evaluation lacks
+    answers, else 0.
 
     Raises:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
+    given = completed(given)
     test = read_test(given)
     started = options.origin(test.setup.seed)
-    console = terminal(180)
+    console = terminal(200)
     measured = await _measure(given, test, console)
     tested = assemble(given, test, started, measured)
     summary = _write(tested, given.json, given.html, console)
-    missed = [*missed_goals(summary, given.p99_ms, given.min_effective), *host_limits(tested, given)]
+    missed = [
+        *missed_goals(summary, given.p99_ms, given.min_effective, evaluate=given.evaluate),
+        *host_limits(tested, given),
+    ]
     for said in missed:
         print(f"missed: {said}", file=sys.stderr)  # noqa: T201
     return INTERRUPTED_STATUS if measured.stopped_s is not None else int(bool(missed))
 
 
 def read_test(given: RunOptions) -> LoadTest:
-    """What the options say.
+    """What the options say, which are `completed`.
 
     Raises:
         ConfigError: naming the option that does not fit.
     """
+    assert given.arrivals is not None
+    assert given.warm_up_s is not None
     arrivals = parse(given.arrivals)
     duration_s = given.duration_s
     if duration_s is None:
@@ -110,9 +117,17 @@ def read_test(given: RunOptions) -> LoadTest:
     profile = None if given.link is None else load_profile(given.link)
     setup_ = options.read_setup(given)
     options.check_callers(arrivals, setup_.processes)
-    for named, asked in (("--reference", given.reference), ("--min-effective", given.min_effective is not None)):
+    for named, asked in (
+        ("--evaluate", given.evaluate),
+        ("--reference", given.reference),
+        ("--min-effective", given.min_effective is not None),
+    ):
         if asked and setup_.dataset.labels is None:
             raise ConfigError(f"{named}: expected labelled images; --data has none")
+    if given.evaluate:
+        assert isinstance(arrivals, ClosedLoop)
+        job = setup_.each_image_once(arrivals.callers, given.duration_s)
+        return LoadTest(setup_, arrivals, job.duration_s, profile, job)
     job = setup_.job(arrivals, duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {duration_s:g} s")
@@ -131,7 +146,11 @@ async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadT
     await check_task(setup_.server, None if spec is None else spec.name)
     async with WorkerProcesses(setup_.processes) as workers:
         await workers.load(setup_.dataset)
-        floor = None if given.no_noise else await noise_floor.measure(workers, job, rate)
+        floor = (
+            None
+            if given.no_noise
+            else await noise_floor.measure(workers, msgspec.structs.replace(job, once=False), rate)
+        )
         if floor is not None:
             _show_floor(floor, rate, console)
         server = await identify(setup_.server)
@@ -157,7 +176,11 @@ def _show_floor(floor: NoiseFloor, rate: float | None, console: Console) -> None
 
 def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadTestResult) -> Run:
     """The record of a test. If it was interrupted before the warm-up was over, all requests count."""
+    assert given.arrivals is not None
+    assert given.warm_up_s is not None
     duration_s = test.duration_s if measured.stopped_s is None else min(measured.stopped_s, test.duration_s)
+    if test.job.once and measured.outcomes:
+        duration_s = min(duration_s, max(each.done_s for each in measured.outcomes))
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
     dataset = test.setup.dataset
     return Run(
@@ -177,7 +200,8 @@ def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadT
         links=[] if test.profile is None else link_samples(test.profile, test.duration_s),
         link="" if test.profile is None else test.profile.name,
         noise=measured.floor,
-        steady=is_steady(measured.outcomes, warm_up_s, duration_s),
+        # Each target of an evaluation has its own time, and may take another.
+        steady=None if test.job.once else is_steady(measured.outcomes, warm_up_s, duration_s),
         interrupted=measured.stopped_s is not None,
         reference=measured.reference,
         stolen=measured.stolen,
@@ -219,7 +243,10 @@ async def _interruptible(
         await stop.wait()
         return loop.time() - began
 
-    with first_interrupt() as stop, progress_bar("requests", len(job.due) or None) as show:
+    with (
+        first_interrupt() as stop,
+        progress_bar("requests", len(job.due) or (len(job.target) if job.once else None)) as show,
+    ):
         noting = asyncio.create_task(noted())
         try:
             outcomes = await workers.run(job, stop=stop, show=show, begun=begun)

@@ -5,13 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
+
 from hawkvision.core.errors import ConfigError
 from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.network.profiles import names
+from loadgen.workload import target_mix
 from loadgen.workload.record import Run
 
 WARM_UP_S: Final = 2.0
+ARRIVALS: Final = "poisson:8"
+EVALUATION_ARRIVALS: Final = "closed:1"
+EVALUATION_TARGETS: Final = "quality:best,quality:balanced,quality:fast,max_drop:0.01,max_drop:0.05"
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import RunSummary
@@ -21,21 +27,29 @@ class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
     """The options of `python -m loadgen run`."""
 
     arrivals: Annotated[
-        str,
+        str | None,
         option(
             "Load",
             "When requests are sent: poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], "
-            "diurnal:RATE[,swing=0.8,period_s=…], replay:FILE or closed:CALLERS; rates in requests per second.",
+            "diurnal:RATE[,swing=0.8,period_s=…], replay:FILE or closed:CALLERS; rates in requests per second. "
+            f"Default: {ARRIVALS}, or {EVALUATION_ARRIVALS} with --evaluate.",
         ),
-    ] = "poisson:8"
+    ] = None
     duration_s: Annotated[
         float | None,
         option(
             "Load",
-            "Seconds of sending, warm-up included. Default: 60, or the length of the replayed file.",
+            "Seconds of sending, warm-up included. Default: 60, the length of the replayed file, or with --evaluate "
+            "as long as it takes.",
         ),
     ] = None
-    warm_up_s: Annotated[float, option("Load", "Seconds at the start whose requests are not counted.")] = WARM_UP_S
+    warm_up_s: Annotated[
+        float | None,
+        option(
+            "Load",
+            f"Seconds at the start whose requests are not counted. Default: {WARM_UP_S:g}, or 0 with --evaluate.",
+        ),
+    ] = None
     link: Annotated[
         str | None,
         option(
@@ -43,6 +57,14 @@ class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
             f"Put the server behind an emulated link: {', '.join(names())}, or a TOML file. Needs root.",
         ),
     ] = None
+    evaluate: Annotated[
+        bool,
+        option(
+            "Measurement",
+            "Send every image once for each target, whatever its share, in a closed loop, after the reference. "
+            f"Default of the targets then: {EVALUATION_TARGETS}.",
+        ),
+    ] = False
     reference: Annotated[
         bool,
         option(
@@ -74,6 +96,29 @@ class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
     ] = None
 
 
+def completed(given: RunOptions) -> RunOptions:
+    """The options with the defaults of the mode filled in, but for the duration.
+
+    Raises:
+        ConfigError: for an evaluation by another schedule than the closed loop, or with a warm-up.
+    """
+    if not given.evaluate:
+        return msgspec.structs.replace(
+            given,
+            arrivals=ARRIVALS if given.arrivals is None else given.arrivals,
+            warm_up_s=WARM_UP_S if given.warm_up_s is None else given.warm_up_s,
+        )
+    arrivals = EVALUATION_ARRIVALS if given.arrivals is None else given.arrivals
+    if not arrivals.startswith("closed:"):
+        raise ConfigError(f"--arrivals: expected closed:CALLERS with --evaluate, got {arrivals!r}")
+    if given.warm_up_s:
+        raise ConfigError(
+            f"--warm-up-s: expected none with --evaluate, which counts every image; got {given.warm_up_s!r}"
+        )
+    targets = EVALUATION_TARGETS if given.targets == target_mix.DEFAULT else given.targets
+    return msgspec.structs.replace(given, arrivals=arrivals, warm_up_s=0.0, reference=True, targets=targets)
+
+
 def check_goals(given: RunOptions) -> None:
     """Refuse goals that cannot be.
 
@@ -90,18 +135,27 @@ def check_goals(given: RunOptions) -> None:
             raise ConfigError(f"{named}: expected a share above 0 and at most 1, got {share!r}")
 
 
-def missed_goals(summary: RunSummary, p99_ms: float | None, min_effective: float | None) -> list[str]:
-    """The goals that a test missed, each with what was measured; a test without answers misses one, too."""
+def missed_goals(
+    summary: RunSummary, p99_ms: float | None, min_effective: float | None, *, evaluate: bool = False
+) -> list[str]:
+    """The goals that a test missed, each with what was measured; a test without answers misses one, too, and an
+    evaluation that lacks some.
+    """
     total, missed = summary.total, []
+    if evaluate and 0 < total.answered < total.n:
+        missed.append(f"{total.n - total.answered} of {total.n} requests have no answer: {_codes(total.errors)}")
     if not total.answered:
-        why = ", ".join(f"{code} {count}" for code, count in total.errors.items())
-        missed.append(f"none of {total.n} requests was answered: {why}")
+        missed.append(f"none of {total.n} requests was answered: {_codes(total.errors)}")
     p99 = total.percentile(0.99)
     if p99_ms is not None and (p99.at_least or p99.ms > p99_ms):
         missed.append(f"P99 {'≥ ' * p99.at_least}{p99.ms:.1f} ms; expected at most {p99_ms:g} ms")
     if min_effective is not None and total.effective is not None and total.effective.value < min_effective:
         missed.append(f"{total.effective.value:.1%} right and in time; expected at least {min_effective:.1%}")
     return missed
+
+
+def _codes(errors: dict[str, int]) -> str:
+    return ", ".join(f"{code} {count}" for code, count in errors.items())
 
 
 def host_limits(tested: Run, given: RunOptions) -> list[str]:

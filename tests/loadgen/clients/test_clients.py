@@ -21,7 +21,7 @@ from loadgen.clients.engine import ServerAddress, client_for
 from loadgen.clients.http import read_answer
 from loadgen.clients.oip import JSON_LENGTH, read_reply
 from loadgen.workload.record import UNANSWERED
-from tests.loadgen.commands.test_evaluate import answer
+from tests.loadgen.oracle import answer
 from tests.loadgen.scripted import RecordedRequest, Say, reply, scripted
 
 ANSWER = json.dumps(answer(3, escalated=True, max_drop=0.02, degraded=True).to_json()).encode()

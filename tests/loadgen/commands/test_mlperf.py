@@ -22,7 +22,7 @@ from hawkvision.tasks.registry import task_kind
 from loadgen.clients.base import ClientReply
 from loadgen.commands.mlperf import AnswerJudge, MlperfOptions, Scenario, rules, score, verdict
 from tests.loadgen.command import command
-from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
+from tests.loadgen.oracle import Oracle, asking, write_set
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
 try:

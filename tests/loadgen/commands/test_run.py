@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import importlib
+import itertools
 import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from hawkvision.core.command_line import options_of
 from hawkvision.system.child_server import ServerProcess
@@ -22,7 +25,7 @@ from loadgen.commands.command_line import stated, words
 from loadgen.commands.run_options import RunOptions, host_limits, missed_goals
 from loadgen.workload.record import load
 from tests.loadgen.command import command, endless
-from tests.loadgen.commands.test_evaluate import Oracle, asking, write_set
+from tests.loadgen.oracle import Oracle, asking, write_set
 from tests.loadgen.runs import answer, refusal, run_of
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
@@ -93,6 +96,80 @@ def test_reference_is_the_best_stages_or_none(degraded_times: int, status: int, 
         assert not record.exists()
     else:
         assert load(record).reference == {0: True, 1: True}
+
+
+async def evaluate(oracle: Oracle, folder: Path, images: int, *options: str) -> tuple[int | None, str, str]:
+    """Status, output and errors of an evaluation whose record is `run.json`."""
+    async with asking(oracle) as client:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadgen", "run", "--evaluate", "--url", client.url, "--no-noise", *options,
+            "--data", str(write_set(folder, [i % 7 for i in range(images)])), "--json", str(folder / "run.json"),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        if isinstance(oracle, Silent):
+            await oracle.stuck.wait()
+            process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+@dataclass
+class Silent(Oracle):
+    """Answers so many requests, and none after them."""
+
+    answers: int = 0
+    stuck: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        if len(self.seen) == self.answers:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        return await super().handle(request)
+
+
+@pytest.mark.parametrize("options", [(), ("--arrivals", "closed:5"), ("--arrivals", "closed:16", "--processes", "3")])
+def test_evaluation_sends_every_image_once_per_target_after_the_reference(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    oracle = Oracle(wrong_every=4)
+    targets = ("--targets", "quality:fast=7,max_drop:0.01")
+    status, out, err = asyncio.run(evaluate(oracle, tmp_path, 12, *targets, *options))
+    assert (status, err) == (0, "")
+    wanted = itertools.product(range(12), ["quality=best", "quality=fast", "max_accuracy_drop=0.01"])
+    assert sorted(oracle.seen) == sorted(wanted)
+    assert "quality=fast" in out
+    summary = summarise(load(tmp_path / "run.json"))
+    fast, drop = summary.classes
+    assert (fast.figures.n, fast.figures.escalated, fast.figures.flagged, fast.guaranteed_drop) == (12, 0.0, 0.0, 0.01)
+    assert fast.figures.accuracy is not None
+    assert fast.figures.accuracy.low < fast.figures.accuracy.value == 0.75 < fast.figures.accuracy.high
+    assert drop.drop is not None
+    assert drop.drop.low < drop.drop.value == 0.25 < drop.drop.high
+    assert drop.kept is not None
+
+
+def test_evaluation_names_targets_of_its_own_by_default(tmp_path: Path) -> None:
+    asyncio.run(evaluate(Oracle(), tmp_path, 2))
+    names = [each.name for each in load(tmp_path / "run.json").targets]
+    assert names[:3] == ["quality=best", "quality=balanced", "quality=fast"]
+    assert len(names) == 5
+
+
+def test_an_evaluation_that_lacks_answers_is_no_success_and_shows_the_others(tmp_path: Path) -> None:
+    status, out, err = asyncio.run(evaluate(Oracle(), tmp_path, 4, "--targets", "quality:fast,min_accuracy:0.99"))
+    assert (status, err) == (1, "missed: 4 of 8 requests have no answer: target_unreachable 4\n")
+    assert "quality=fast" in out
+
+
+def test_an_interrupted_evaluation_keeps_the_answers_it_has(tmp_path: Path) -> None:
+    """Of twelve images the reference and the first target have all, the second has five when the node goes silent."""
+    silent = Silent(answers=12 + 12 + 5)
+    status, out, _ = asyncio.run(evaluate(silent, tmp_path, 12, "--targets", "quality:fast,max_drop:0.1"))
+    assert status == 130
+    assert "interrupted" in out
+    run = load(tmp_path / "run.json")
+    assert run.interrupted
+    assert [sum(each.answered and each.target == number for each in run.outcomes) for number in (0, 1)] == [12, 5]
 
 
 def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path) -> None:
@@ -251,6 +328,9 @@ def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
         (["--path", "/x", "--protocol", "oip"], "--path: expected none with --protocol oip"),
         (["--path", "/x", "--protocol", "datagram"], "--path: expected none with --protocol datagram"),
         (["--reference"], "--reference"),
+        (["--evaluate"], "--evaluate: expected labelled images"),
+        (["--evaluate", "--arrivals", "poisson:8"], "--arrivals: expected closed:CALLERS with --evaluate"),
+        (["--evaluate", "--warm-up-s", "1"], "--warm-up-s: expected none with --evaluate"),
         (["--min-effective", "0.9"], "--min-effective: expected labelled images"),
         (["--min-effective", "90"], "--min-effective"),
         (["--p99-ms", "0"], "--p99-ms"),
@@ -267,7 +347,6 @@ def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytes
     "words",
     [
         ["find-capacity", "--url", "http://127.0.0.1:1", "--p99-ms", "9"],
-        ["evaluate", "--url", "http://127.0.0.1:1", "--data", "none.npz"],
         ["noise"],
     ],
 )
@@ -280,7 +359,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_test(
 
 @pytest.mark.parametrize(
     "words",
-    [["run"], ["run", "--protocol", "datagram"], ["find-capacity", "--p99-ms", "9"], ["evaluate", "--data", "x"]],
+    [["run"], ["run", "--protocol", "datagram"], ["find-capacity", "--p99-ms", "9"]],
 )
 @pytest.mark.parametrize(
     ("url", "key", "said"),

@@ -14,7 +14,7 @@ from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs,
 from loadgen.workload.held_out import HeldOutIndices
 from loadgen.workload.judging import path_of
 from tests.images import encoded
-from tests.loadgen.commands.test_evaluate import write_set
+from tests.loadgen.oracle import write_set
 
 MODELS = models_dir(None)
 

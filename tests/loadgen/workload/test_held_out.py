@@ -1,0 +1,76 @@
+"""Which images a calibration held out, and how a set is thinned."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hawkvision.core.errors import ConfigError
+from hawkvision.models.datasets import LabelledImages
+from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
+
+
+def images(n: int) -> LabelledImages:
+    """Image i is its own number as text; its label is i modulo 7."""
+    bodies = [b"%d" % i for i in range(n)]
+    return LabelledImages("set.npz", "a" * 64, bodies, np.arange(n) % 7, np.full(n, "x"), np.zeros(n, np.bool_))
+
+
+@given(st.sets(st.integers(0, 10_000), min_size=1, max_size=200), st.integers(1, 250))
+def test_thinning_keeps_distinct_members_in_order(numbers: set[int], limit: int) -> None:
+    kept = thin(np.array(sorted(numbers)), limit)
+    assert len(kept) == min(limit, len(numbers))
+    assert set(kept.tolist()) <= numbers
+    assert np.all(np.diff(kept) > 0)
+
+
+def test_thinning_to_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--limit"):
+        thin(np.arange(5), 0)
+
+
+def write_indices(path: Path, indices: tuple[int, ...], sha256: str = "a" * 64) -> Path:
+    path.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, indices)))
+    return path
+
+
+def test_held_out_numbers_are_read(tmp_path: Path) -> None:
+    path = write_indices(tmp_path / "held_out.json", (4, 2, 9))
+    assert read_indices(path, images(10)).tolist() == [4, 2, 9]
+
+
+def test_held_out_numbers_of_other_data_are_refused(tmp_path: Path) -> None:
+    path = write_indices(tmp_path / "held_out.json", (1,), sha256="b" * 64)
+    with pytest.raises(ConfigError, match=r"bbbbbbbbbbbb.*aaaaaaaaaaaa"):
+        read_indices(path, images(10))
+
+
+@pytest.mark.parametrize("indices", [(1, 1), (-1,), (10,)])
+def test_impossible_numbers_are_refused(tmp_path: Path, indices: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="distinct numbers from 0 to 9"):
+        read_indices(write_indices(tmp_path / "held_out.json", indices), images(10))
+
+
+def test_a_calibration_that_held_none_out_names_the_other_splits(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="held no images out; pass --split auto"):
+        read_indices(write_indices(tmp_path / "held_out.json", ()), images(10))
+
+
+def test_missing_indices_name_the_command_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="hawkvision calibrate"):
+        read_indices(tmp_path / "none.json", images(10))
+
+
+@given(st.binary(max_size=60))
+def test_garbage_for_indices_is_refused(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "indices.json"
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=path.name):
+            read_indices(path, images(10))
