@@ -18,15 +18,12 @@ import itertools
 import math
 import os
 import re
-import struct
 import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
-
-import msgspec
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.files import check_writable
@@ -53,6 +50,7 @@ FASTER: Final = 1.5
 """Than in the warm-up, the server may turn out to be; more queries than needed cost LoadGen a little memory."""
 MOST_S: Final = 1e6
 """Twelve days. LoadGen counts nanoseconds in 64 bits, and draws all queries of a run before it."""
+EXPECTED_NS: Final = ("single_stream_expected_latency_ns", "multi_stream_expected_latency_ns")
 NO_CLASS: Final = -1
 """What the accuracy log holds of a request that was not answered."""
 SUMMARY_LOG: Final = "mlperf_log_summary.txt"
@@ -65,72 +63,49 @@ class MlperfOptions(LoadOptions, frozen=True, kw_only=True):
     max_in_flight: Annotated[int, option("Load", "Most requests without an answer at a time.")] = IN_FLIGHT
     scenario: Annotated[Scenario, option("MLPerf", "MLPerf scenario.")]
     mode: Annotated[Mode, option("MLPerf", "Measure performance, or the accuracy over all images.")] = "performance"
-    benchmark: Annotated[
-        str, option("MLPerf", "Name of the benchmark in LoadGen's configuration, whose rules apply.")
-    ] = "resnet50"
-    user_conf: Annotated[
-        Path | None, option("MLPerf", "LoadGen's user.conf: overrides the rules; options override it.")
-    ] = None
-    min_duration_s: Annotated[float | None, option("MLPerf", "Shortest run, in seconds. Default: the rules', 600.")] = (
+    benchmark: Annotated[str, option("MLPerf", "Benchmark in LoadGen's configuration, whose rules apply.")] = "resnet50"
+    user_conf: Annotated[Path | None, option("MLPerf", "LoadGen's user.conf: above the rules, below options.")] = None
+    min_duration_s: Annotated[float | None, option("MLPerf", "Shortest run, in seconds. Default: 600, the rules'.")] = (
         None
     )
     min_queries: Annotated[int | None, option("MLPerf", "Fewest queries. Default: the rules'.")] = None
     target_qps: Annotated[
         float | None,
-        option(
-            "MLPerf",
-            "Queries per second: of Server, the rate to send; of Offline, the rate to expect.",
-        ),
+        option("MLPerf", "Queries per second: of Server, the rate to send; of Offline, the rate to expect."),
     ] = None
     target_latency_ms: Annotated[
         float | None,
         option(
             "MLPerf",
-            "Latency in milliseconds: of Server, the bound (default: the rules', 15); of SingleStream and "
-            "MultiStream, what to expect.",
+            "Latency in milliseconds: of Server, the bound (default: the rules', 15); of the streams, what to expect.",
         ),
     ] = None
     out: Annotated[Path, option("Output", "Folder for LoadGen's logs.")] = Path("mlperf_logs")
-
-
-class ClassTally:
-    """What came of the queries of one target class."""
-
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.asked = self.answered = 0
-        self.right = 0.0
-        """How right the answers are, summed over all that were asked."""
 
 
 async def run(given: MlperfOptions) -> int:
     """Test, and print LoadGen's verdict; 0 if it is VALID, or in accuracy mode if all was answered, else 1.
 
     Raises:
-        HawkVisionError: if LoadGen is not installed, options do not fit, or no server answers.
+        HawkVisionError: if options do not fit, or no server answers.
+        ModuleNotFoundError: if LoadGen is not installed.
     """
-    try:
-        loadgen: Any = importlib.import_module("mlperf_loadgen")
-    except ImportError:
-        raise NotReady("this needs MLPerf LoadGen: pip install 'hawkvision[loadgen]'") from None
+    loadgen: Any = importlib.import_module("mlperf_loadgen")
     if given.processes != 1:
         raise ConfigError(f"--processes: expected 1, for LoadGen drives one process; got {given.processes}")
     setup_ = options.read_setup(given)
-    spec, images = setup_.dataset.kind, len(setup_.dataset)
-    judge = AnswerJudge(None if spec is None else spec.open(), setup_.dataset.labels)
+    kind, images = judging_kind(setup_), len(setup_.dataset)
     if given.scenario == "Server" and given.target_qps is None and given.user_conf is None:
         raise ConfigError("--target-qps: expected a rate for --scenario Server, here or in --user-conf")
     read_settings(loadgen, given, images, 1.0, 1.0)  # refused before anything is asked
     try:
         given.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"--out: {given.out}: expected a folder, or where one can be made: {error.strerror}"
-        ) from None
+        raise ConfigError(f"--out: {given.out}: expected a folder that can be made: {error.strerror}") from None
     check_writable(given.out / SUMMARY_LOG)
-    asker = client_for(setup_.server, setup_.max_in_flight, judge.kind)
+    asker = client_for(setup_.server, setup_.max_in_flight, kind)
     await asker.open()
-    bridge = LoadGenBridge(loadgen, asker, setup_, judge)
+    bridge = LoadGenBridge(loadgen, asker, setup_, kind)
     try:
         settings = read_settings(loadgen, given, images, *await warm_up(given, asker, setup_))
         await bridge.drive(settings, given.out)
@@ -138,21 +113,18 @@ async def run(given: MlperfOptions) -> int:
         await asker.close()
     valid, lines = conclusion(loadgen, given, settings, bridge)
     console = terminal(160, highlight=False)
-    for line in (*lines, f"LoadGen's logs are in {given.out}"):
-        console.print(line, markup=False)
+    console.print("\n".join([*lines, f"LoadGen's logs are in {given.out}"]), markup=False)
     return 0 if valid else 1
 
 
 def conclusion(loadgen: Any, given: MlperfOptions, settings: Any, bridge: LoadGenBridge) -> tuple[bool, list[str]]:
     """Whether a run is valid (LoadGen's verdict, and whether all was answered), and what is printed of it."""
-    failed, judge = sum(bridge.errors.values()), bridge.judge
-    valid = failed == 0
+    failed, completed = bridge.errors.total(), bridge.asked.total()
+    valid, labelled = failed == 0, bridge.labels is not None
     if given.mode == "accuracy":
-        right = "without labels"
-        if judge.labelled:
-            right = f"{score(given.out / 'mlperf_log_accuracy.json', judge):.2%} right"
-        loss = "" if judge.kind is None else f" (1 − the loss of {judge.kind.name})"
-        lines = [f"{given.scenario}, accuracy: {bridge.completed} images, {right}{loss}, {failed} not answered"]
+        right = f"{sum(bridge.right) / max(1, completed):.2%} right" if labelled else "without labels"
+        loss = "" if bridge.kind is None else f" (1 − the loss of {bridge.kind.name})"
+        lines = [f"{given.scenario}, accuracy: {completed} images, {right}{loss}, {failed} not answered"]
     else:
         summary = (given.out / SUMMARY_LOG).read_text(encoding="utf-8")
         valid = verdict(summary) and valid
@@ -161,86 +133,46 @@ def conclusion(loadgen: Any, given: MlperfOptions, settings: Any, bridge: LoadGe
         lines += [f"other than MLPerf's rules for {given.benchmark}: {', '.join(others)}"] if others else []
         reasons = "".join(f", {code}: {n}" for code, n in sorted(bridge.errors.items()))
         lines.append(
-            f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {bridge.completed} requests, {failed} not answered"
-            f"{reasons}"
+            f"{given.scenario}: {'VALID' if valid else 'INVALID'}; {completed} requests, {failed} not answered{reasons}"
         )
-    for tally in bridge.tallies if len(bridge.tallies) > 1 else ():
-        right = f", {tally.right / tally.asked:.2%} right" if judge.labelled and tally.asked else ""
-        lines.append(f"  {tally.target}: {tally.asked} requests{right}, {tally.asked - tally.answered} not answered")
+    for place, each in enumerate(bridge.classes if len(bridge.classes) > 1 else ()):
+        asked = bridge.asked[place]
+        right = f", {bridge.right[place] / asked:.2%} right" if labelled and asked else ""
+        lines.append(f"  {each.name}: {asked} requests{right}, {asked - bridge.answered[place]} not answered")
     return valid, lines
 
 
-_CLASS: Final = struct.Struct("<i")
-_RIGHT: Final = struct.Struct("<f")
+def judging_kind(setup_: Setup) -> TaskKind[Any] | None:
+    """The kind whose loss judges answers; None where the index of a class does, or the task is not known here."""
+    kind = None if setup_.dataset.kind is None else setup_.dataset.kind.open()
+    return None if kind is None or "index" in kind.wire_tensors else kind
 
 
-class AnswerJudge:
-    """Judges answers to the images of a data set."""
-
-    def __init__(self, kind: TaskKind[Any] | None, truths: Sequence[Truth] | None) -> None:
-        """Judge by these labels, as the kind's loss takes them; None judges nothing.
-
-        Args:
-            kind: of the task; None if it is not known here, and a class is expected.
-            truths: by image.
-        """
-        single = kind is None or "index" in kind.wire_tensors
-        self.kind = None if single else kind
-        """The kind whose loss judges; None where the class does."""
-        self._truths = truths
-
-    @property
-    def labelled(self) -> bool:
-        """Whether it can judge."""
-        return self._truths is not None
-
-    def answered(self, reply: ClientReply) -> bool:
-        """Whether there is an answer that can be judged."""
-        return reply.status == 200 and (reply.index if self.kind is None else reply.prediction) is not None
-
-    def right(self, reply: ClientReply, image: int) -> float | None:
-        """How right an answer is: 0 or 1 of a class, else 1 − the loss; None without labels or an answer."""
-        if self._truths is None or not self.answered(reply):
-            return None
-        return rightness(self.kind, reply.prediction, reply.index, self._truths[image])
-
-    def logged(self, reply: ClientReply, image: int) -> bytes:
-        """What the log holds of a reply."""
-        if self.kind is None:
-            return _CLASS.pack(NO_CLASS if reply.index is None else reply.index)
-        if not self.answered(reply):
-            return _RIGHT.pack(0.0)
-        right = self.right(reply, image)
-        return _RIGHT.pack(math.nan if right is None else right)
-
-    def read(self, logged: bytes, image: int) -> float:
-        """How right an answer was, by what the log holds of it.
-
-        Raises:
-            struct.error, IndexError: if that is no answer, or to no image of these.
-        """
-        assert self._truths is not None, "only what has labels is read"
-        truth = self._truths[image]
-        if self.kind is None:
-            return float(_CLASS.unpack(logged)[0] == truth)
-        right: float = _RIGHT.unpack(logged)[0]
-        return right
+def judged(kind: TaskKind[Any] | None, truth: Truth | None, reply: ClientReply) -> tuple[bool, float, array.array[Any]]:
+    """Whether a reply is an answer, how right it is (0 without a label), and what LoadGen's accuracy log holds of it:
+    the class, or for kinds with a loss of their own 1 − the loss.
+    """
+    answered = reply.status == 200 and (reply.index if kind is None else reply.prediction) is not None
+    right = rightness(kind, reply.prediction, reply.index, truth) if answered and truth is not None else None
+    if kind is None:
+        return answered, right or 0.0, array.array("i", [NO_CLASS if reply.index is None else reply.index])
+    return answered, right or 0.0, array.array("f", [math.nan if answered and right is None else right or 0.0])
 
 
 class LoadGenBridge:
     """LoadGen's system under test on the running event loop."""
 
-    def __init__(self, loadgen: Any, asker: RequestClient, setup_: Setup, judge: AnswerJudge) -> None:
-        self.judge = judge
-        self.completed = 0
+    def __init__(self, loadgen: Any, asker: RequestClient, setup_: Setup, kind: TaskKind[Any] | None) -> None:
+        self.kind, self.labels, self.classes = kind, setup_.dataset.labels, setup_.classes
         self.errors = Counter[str]()
-        self.tallies = [ClassTally(each.name) for each in setup_.classes]
+        self.asked, self.answered = Counter[int](), Counter[int]()
         """By target class."""
+        self.right = [0.0] * len(self.classes)
+        """How right the answers are, summed over all that were asked, by target class."""
         self._loadgen = loadgen
         self._asker = asker
         self._bodies = setup_.dataset.bodies
         self._limit = setup_.max_in_flight
-        self._fields = [each.fields for each in setup_.classes]
         # Other draws than the warm-up's, so that a server does not see the same requests again.
         self._targets = target_mix.draws(setup_.classes, setup_.seed + 2)
         self._loop = asyncio.get_running_loop()
@@ -264,7 +196,7 @@ class LoadGenBridge:
 
         def test() -> None:
             self._loadgen.StartTestWithLogSettings(system, library, settings, logs)
-            self._loop.call_soon_threadsafe(self._finish)
+            self._loop.call_soon_threadsafe(self._over.set_result, None)
 
         threading.Thread(target=test, name="mlperf-loadgen", daemon=True).start()
         try:
@@ -275,10 +207,6 @@ class LoadGenBridge:
             os._exit(130)
         self._loadgen.DestroyQSL(library)
         self._loadgen.DestroySUT(system)
-
-    def _finish(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
 
     def _issue(self, samples: Sequence[Any]) -> None:
         """Called by LoadGen, on its thread."""
@@ -296,19 +224,17 @@ class LoadGenBridge:
         """Ask as long as there is something to ask."""
         while self._waiting:
             identity, image, target = self._waiting.popleft()
-            replied = await self._asker.ask(self._bodies[image], self._fields[target], RequestTimes())
-            self._count(replied, image, self.tallies[target])
-            self._complete(identity, self.judge.logged(replied, image))
+            replied = await self._asker.ask(self._bodies[image], self.classes[target].fields, RequestTimes())
+            truth = None if self.labels is None else self.labels[image]
+            answered, right, logged = judged(self.kind, truth, replied)
+            self.asked[target] += 1
+            self.answered[target] += answered
+            self.right[target] += right
+            self.errors.update(() if answered else (replied.error,))
+            address, length = logged.buffer_info()
+            response = self._loadgen.QuerySampleResponse(identity, address, length * logged.itemsize)
+            self._loadgen.QuerySamplesComplete([response])
         self._active -= 1
-
-    def _count(self, replied: ClientReply, image: int, tally: ClassTally) -> None:
-        self.completed += 1
-        tally.asked += 1
-        if not self.judge.answered(replied):
-            self.errors[replied.error] += 1
-            return
-        tally.answered += 1
-        tally.right += self.judge.right(replied, image) or 0
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """What breaks here must not leave LoadGen waiting for an answer for ever."""
@@ -316,12 +242,6 @@ class LoadGenBridge:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._over.done():
             self._over.set_exception(error)
-
-    def _complete(self, identity: int, logged: bytes) -> None:
-        answer = array.array("B", logged)
-        address, length = answer.buffer_info()
-        response = self._loadgen.QuerySampleResponse(identity, address, length * answer.itemsize)
-        self._loadgen.QuerySamplesComplete([response])
 
 
 def read_settings(loadgen: Any, given: MlperfOptions, images: int, fastest_s: float, per_s: float) -> Any:
@@ -338,31 +258,26 @@ def read_settings(loadgen: Any, given: MlperfOptions, images: int, fastest_s: fl
     settings.mode = loadgen.TestMode.AccuracyOnly if given.mode == "accuracy" else loadgen.TestMode.PerformanceOnly
     settings.performance_sample_count_override = min(images, PERFORMANCE_SAMPLES)
     expected_ns = max(1, round(1e9 * fastest_s / FASTER))
-    settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = expected_ns
+    for name in EXPECTED_NS:
+        setattr(settings, name, expected_ns)
     settings.offline_expected_qps = FASTER * per_s
     if given.user_conf is not None:
         if not given.user_conf.is_file():
             raise ConfigError(f"--user-conf: {given.user_conf}: no such file")
         if settings.FromConfig(str(given.user_conf), given.benchmark, given.scenario, 1) != 0:
             raise ConfigError(f"--user-conf: {given.user_conf}: LoadGen cannot read it")
-    for named, value, most in (
-        ("--min-duration-s", given.min_duration_s, MOST_S),
-        ("--target-qps", given.target_qps, MAX_RATE),
-        ("--target-latency-ms", given.target_latency_ms, 1e3 * MOST_S),
-        ("--min-queries", given.min_queries, MAX_REQUESTS),
+    for named, value, most, scale, names in (
+        ("--min-duration-s", given.min_duration_s, MOST_S, 1e3, ("min_duration_ms",)),
+        ("--min-queries", given.min_queries, MAX_REQUESTS, 1, ("min_query_count",)),
+        ("--target-latency-ms", given.target_latency_ms, 1e3 * MOST_S, 1e6, ("server_target_latency_ns", *EXPECTED_NS)),
+        ("--target-qps", given.target_qps, MAX_RATE, None, ("server_target_qps", "offline_expected_qps")),
     ):
-        if value is not None and not 0 < value <= most:
+        if value is None:
+            continue
+        if not 0 < value <= most:
             raise ConfigError(f"{named}: expected a number above 0, at most {most:g}, got {value!r}")
-    if given.min_duration_s is not None:
-        settings.min_duration_ms = round(1e3 * given.min_duration_s)
-    if given.min_queries is not None:
-        settings.min_query_count = given.min_queries
-    if given.target_qps is not None:
-        settings.server_target_qps = settings.offline_expected_qps = given.target_qps
-    if given.target_latency_ms is not None:
-        target_ns = max(1, round(1e6 * given.target_latency_ms))
-        settings.server_target_latency_ns = target_ns
-        settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = target_ns
+        for name in names:
+            setattr(settings, name, value if scale is None else max(1, round(scale * value)))
     return settings
 
 
@@ -395,9 +310,7 @@ def _values(settings: Any) -> dict[str, Any]:
 def deviations(loadgen: Any, given: MlperfOptions, settings: Any) -> list[str]:
     """In which settings a run is no run by the rules, whatever LoadGen says of it."""
     ruled = rules(loadgen, given)
-    names = ["min_duration_ms", "min_query_count"]
-    if given.scenario == "Server":
-        names.append("server_target_latency_ns")
+    names = ["min_duration_ms", "min_query_count", *["server_target_latency_ns"] * (given.scenario == "Server")]
     return [
         f"{name} {getattr(settings, name)} (rules: {getattr(ruled, name)})"
         for name in names
@@ -443,17 +356,3 @@ def verdict(summary: str) -> bool:
     if found is None:
         raise NotReady(f"LoadGen wrote no verdict: expected 'Result is : VALID' or INVALID in {SUMMARY_LOG}")
     return found[1] == "VALID"
-
-
-def score(log: Path, judge: AnswerJudge) -> float:
-    """How right the answers in LoadGen's accuracy log are, their mean. The judge has labels.
-
-    Raises:
-        ConfigError: if the log is not one.
-    """
-    try:
-        entries = msgspec.json.decode(log.read_bytes(), type=list[dict[str, int | str]])
-        right = [judge.read(bytes.fromhex(str(each["data"])), int(each["qsl_idx"])) for each in entries]
-    except (OSError, msgspec.DecodeError, ValueError, KeyError, struct.error, IndexError) as error:
-        raise ConfigError(f"{log}: not LoadGen's accuracy log: {error}") from None
-    return sum(right) / max(1, len(right))

@@ -14,13 +14,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from hawkvision.core.errors import ConfigError, NotReady
+from hawkvision.core.errors import NotReady
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.system.child_server import ServerProcess
 from hawkvision.tasks.counting import Counts
 from hawkvision.tasks.registry import task_kind
 from loadgen.clients.base import ClientReply
-from loadgen.commands.mlperf import AnswerJudge, MlperfOptions, Scenario, rules, score, verdict
+from loadgen.commands.mlperf import MlperfOptions, Scenario, judged, rules, verdict
 from tests.loadgen.command import command
 from tests.loadgen.oracle import Oracle, asking, write_set
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
@@ -66,6 +66,8 @@ def test_accuracy_mode_scores_every_image(null: ServerProcess, tmp_path: Path) -
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 images, 75.00% right, 0 not answered" in done.stdout
+    entries = json.loads((tmp_path / "logs" / "mlperf_log_accuracy.json").read_text())
+    assert sorted((each["qsl_idx"], each["data"]) for each in entries) == [(i, "00000000") for i in range(4)]
 
 
 @needs_loadgen
@@ -198,29 +200,27 @@ def test_verdict_is_loadgens_own() -> None:
         verdict("")
 
 
-def write_log(path: Path, judge: AnswerJudge, replies: list[ClientReply]) -> Path:
-    entries = [{"seq_id": i, "qsl_idx": i, "data": judge.logged(r, i).hex().upper()} for i, r in enumerate(replies)]
-    path.write_text(json.dumps(entries))
-    return path
+def test_answers_are_judged_and_logged_as_classes() -> None:
+    found = [
+        judged(None, 2, reply) for reply in (ClientReply(200, index=2), ClientReply(200, index=9), ClientReply(503))
+    ]
+    assert [(answered, right, logged[0]) for answered, right, logged in found] == [
+        (True, 1.0, 2),
+        (True, 0.0, 9),
+        (False, 0.0, -1),
+    ]
+    assert found[0][2].tobytes() == struct.pack("<i", 2)
 
 
-def test_score_compares_the_log_with_the_labels(tmp_path: Path) -> None:
-    judge = AnswerJudge(None, [1, 2, 3, 4])
-    replies = [ClientReply(200, index=index) for index in (1, 2, 9)]
-    log = write_log(tmp_path / "log.json", judge, [*replies, ClientReply(503)])
-    assert score(log, judge) == 0.5
-    assert struct.unpack("<i", judge.logged(ClientReply(503), 0)) == (-1,)
-
-
-def test_answers_of_other_kinds_are_scored_by_their_loss(tmp_path: Path) -> None:
+def test_answers_of_other_kinds_are_judged_by_their_loss() -> None:
     kind = task_kind("counting", ["person"], {"groups": {"all": ["person"]}, "max_error": 4})
-    truths = kind.truths([Annotation(np.zeros(4, np.int64), np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))] * 4)
-    judge = AnswerJudge(kind, truths)
+    (truth,) = kind.truths([Annotation(np.zeros(4, np.int64), np.tile([0.0, 0.0, 1.0, 1.0], (4, 1)))])
     replies = [ClientReply(200, prediction=Counts({"image": {"all": n}}, 1.0)) for n in (4, 3, 0)]
-    log = write_log(tmp_path / "log.json", judge, [*replies, ClientReply(504)])
-    assert [judge.right(each, 0) for each in replies] == [True, 0.75, False]
-    assert score(log, judge) == (1.0 + 0.75) / 4
-    assert not judge.answered(ClientReply(200, index=3)), "a class is no answer to this task"
+    found = [judged(kind, truth, reply) for reply in [*replies, ClientReply(504)]]
+    assert [(answered, right) for answered, right, _ in found] == [(True, 1.0), (True, 0.75), (True, 0.0), (False, 0.0)]
+    assert [logged[0] for _, _, logged in found] == [1.0, 0.75, 0.0, 0.0]
+    answered, _, _ = judged(kind, truth, ClientReply(200, index=3))
+    assert not answered, "a class is no answer to this task"
 
 
 @needs_loadgen
@@ -240,16 +240,6 @@ def test_a_task_of_another_kind_is_driven_too(tmp_path: Path) -> None:
     status, out = asyncio.run(scenario())
     assert status == 0, out
     assert "accuracy: 3 images, without labels (1 − the loss of detection), 0 not answered" in out
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{}", '[{"qsl_idx": 9, "data": "00000000"}]', '[{"qsl_idx": 0, "data": "zz"}]']
-)
-def test_logs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
-    log = tmp_path / "log.json"
-    log.write_text(content)
-    with pytest.raises(ConfigError, match=r"log\.json"):
-        score(log, AnswerJudge(None, [1]))
 
 
 @needs_loadgen
