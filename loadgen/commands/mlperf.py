@@ -54,7 +54,6 @@ EXPECTED_NS: Final = ("single_stream_expected_latency_ns", "multi_stream_expecte
 NO_CLASS: Final = -1
 """What the accuracy log holds of a request that was not answered."""
 SUMMARY_LOG: Final = "mlperf_log_summary.txt"
-_VERDICT: Final = re.compile(r"^Result is : (VALID|INVALID)", re.MULTILINE)
 
 
 class MlperfOptions(LoadOptions, frozen=True, kw_only=True):
@@ -352,7 +351,7 @@ def verdict(summary: str) -> bool:
     Raises:
         NotReady: if there is none, because the run ended before it.
     """
-    found = _VERDICT.search(summary)
+    found = re.search(r"^Result is : (VALID|INVALID)", summary, re.MULTILINE)
     if found is None:
         raise NotReady(f"LoadGen wrote no verdict: expected 'Result is : VALID' or INVALID in {SUMMARY_LOG}")
     return found[1] == "VALID"
