@@ -11,7 +11,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.models.manifest import models_dir
 from hawkvision.system.files import write_atomic
 from loadgen.clients import noise_floor
-from loadgen.clients.engine import Protocol, ServerAddress
+from loadgen.clients.engine import ServerAddress
 from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import options
 from loadgen.commands.command_line import option
@@ -34,24 +34,13 @@ class NoiseReport(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-class NoiseOptions(msgspec.Struct, frozen=True, kw_only=True):
+class NoiseOptions(options.SenderOptions, frozen=True, kw_only=True):
     """The options of `python -m loadgen noise`."""
 
-    protocol: Annotated[Protocol, option("Load", "Protocol to send requests with.")] = "http"
-    processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
     rate: Annotated[float, option("Load", "Requests per second at which the noise floor is measured.")] = 100.0
     seconds: Annotated[
         float, option("Load", "Seconds to measure the noise floor, and as many for the highest rate.")
     ] = 10.0
-    data: Annotated[
-        str | None,
-        option(
-            "Images",
-            "Images to send: an npz file, a folder with a directory per class, or a flat folder. Default: a few "
-            "built-in ones.",
-        ),
-    ] = None
-    limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
     json: Annotated[Path | None, option("Output", "Write what was measured to this file.")] = None
 
 

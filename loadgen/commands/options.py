@@ -35,11 +35,26 @@ CLOSED_PLAN: Final = 20_000
 """Requests that are dealt for a closed loop; it begins anew after these."""
 
 
-class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of everything that sends images: the protocol, the images, and the processes."""
+
+    protocol: Annotated[Protocol, option("Server", "Protocol to send requests with.")] = "http"
+    data: Annotated[
+        str | None,
+        option(
+            "Images",
+            "Images to send: an npz file, a folder with a directory per class, a COCO annotation file, YOLO's folders, "
+            "or a flat folder. Default: a few built-in ones.",
+        ),
+    ] = None
+    limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
+    processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
+
+
+class LoadOptions(SenderOptions, frozen=True, kw_only=True):
     """The options that all load tests share: the server, the images, the targets, and the senders."""
 
     url: Annotated[str, option("Server", "Address of the server, such as http://127.0.0.1:8080.")]
-    protocol: Annotated[Protocol, option("Server", "Protocol to send requests with.")] = "http"
     path: Annotated[
         str | None,
         option(
@@ -49,14 +64,6 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     api_key: Annotated[str | None, option("Server", "Key to send with every request.")] = None
     timeout_s: Annotated[float, option("Server", "Seconds after which a request counts as unanswered.")] = 10.0
-    data: Annotated[
-        str | None,
-        option(
-            "Images",
-            "Images to send: an npz file, a folder with a directory per class, a COCO annotation file, YOLO's folders, "
-            "or a flat folder. Default: a few built-in ones.",
-        ),
-    ] = None
     task: Annotated[
         str | None,
         option(
@@ -86,7 +93,6 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
             "File with the task's label (or index) of each class directory, a line each: DIRECTORY,LABEL.",
         ),
     ] = None
-    limit: Annotated[int | None, option("Images", "Use at most this many images, evenly spread.")] = None
     targets: Annotated[
         str,
         option(
@@ -99,7 +105,6 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
         OnMiss | None,
         option("Targets", "What the server does when it would miss the deadline. Default: its own rule."),
     ] = None
-    processes: Annotated[int, option("Load", "Processes that send requests.")] = 1
     max_in_flight: Annotated[
         int,
         option("Load", "Most requests without an answer at a time; further ones count as unanswered."),
