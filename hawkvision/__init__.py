@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 import hawkvision.system.library_environment  # noqa: F401  before any library that would report to its maker
-from hawkvision.core.version import __version__
+from hawkvision.core import __version__
 
 if TYPE_CHECKING:
     from hawkvision.client.asynchronous import AsyncClient, Health

@@ -17,10 +17,10 @@ from edge.servers.oip.decoding import INPUT, MAX_IMAGES, PREDICTION, InferHead
 from edge.servers.shared.request_fields import FIELDS
 from edge.serving.targets_listing import Targets
 from edge.serving.tasks import Tasks
+from hawkvision.core import __version__
 from hawkvision.core.answer_json import AnswerFields
 from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, MaxAccuracyDrop, Tier, Timing
-from hawkvision.core.version import __version__
 from hawkvision.servers.keys import OPEN_PATHS
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import (

@@ -11,13 +11,12 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from hawkvision.cli import certification, classify, keys, models, own_models, servers, tools
+from hawkvision.cli import certification, classify, models, own_models, servers, tools
 from hawkvision.cli.options import remember_places
-from hawkvision.core import command_line, logs
+from hawkvision.core import __version__, command_line, logs
 from hawkvision.core.command_line import Group
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
-from hawkvision.core.version import __version__
 from hawkvision.system.child_server import exit_on_sigterm
 from hawkvision.system.terminal import quiet_without_reader, write_anything
 
@@ -63,7 +62,7 @@ MODELS: Final = Group(
 )
 KEYS: Final = Group(
     "Manage the key file of a server (--keys-file).",
-    {"": {"add": keys.keys_add, "list": keys.keys_list, "remove": keys.keys_remove}},
+    {"": {"add": tools.keys_add, "list": tools.keys_list, "remove": tools.keys_remove}},
 )
 COMMANDS: Final = Group(
     "Modeless vision inference: state the accuracy you need, not the model.",

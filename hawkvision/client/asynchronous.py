@@ -32,8 +32,7 @@ from hawkvision.client.response import (
 )
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH
-from hawkvision.core.key_text import clean_key
-from hawkvision.core.server_url import check_server_url
+from hawkvision.core.server_access import check_server_url, clean_key
 from hawkvision.core.types import Answer, Prediction
 from hawkvision.tasks.registry import CLASSIFY_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM, kind_class
 

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from hawkvision.core.errors import Forbidden, Overloaded, Unauthorized
 from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, TRANSPORT_PATH
-from hawkvision.core.key_text import own_key
+from hawkvision.core.server_access import own_key
 from hawkvision.servers.keyfile import (
     ANYBODY,
     SINGLE,

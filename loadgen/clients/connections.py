@@ -18,7 +18,7 @@ import httptools
 
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.server_url import check_server_url
+from hawkvision.core.server_access import check_server_url
 from loadgen.clients.base import RequestTimes
 
 MAX_REPLY_BYTES: Final = 4 << 20

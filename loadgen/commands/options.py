@@ -13,9 +13,9 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
+from hawkvision.core import __version__
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import OnMiss
-from hawkvision.core.version import __version__
 from hawkvision.models.manifest import models_dir
 from hawkvision.tasks.registry import KIND_OF_FORM
 from loadgen.clients.connections import check_server

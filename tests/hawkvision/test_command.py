@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.core.version import __version__
+from hawkvision.core import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,8 +21,7 @@ import msgspec
 from hawkvision.core.advice import remember
 from hawkvision.core.command_line import Option, options_of, parser, path_of
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.key_text import clean_key, own_key
-from hawkvision.core.server_url import check_route_prefix, check_server_url
+from hawkvision.core.server_access import check_route_prefix, check_server_url, clean_key, own_key
 from hawkvision.core.settings.access import check_access, check_both_or_neither, is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.package_settings import (

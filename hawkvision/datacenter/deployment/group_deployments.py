@@ -9,9 +9,9 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.schema import LoggingConfig
 
+from hawkvision.core import __version__
 from hawkvision.core.logs import LogFormat, LogLevel, adopt
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence
 from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
 from hawkvision.datacenter.execution.group_settings import (

@@ -15,6 +15,7 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
+from hawkvision.core import __version__
 from hawkvision.core.errors import (
     BY_CODE,
     MALFORMED,
@@ -25,7 +26,6 @@ from hawkvision.core.errors import (
     TargetUnreachable,
 )
 from hawkvision.core.logs import RequestIds
-from hawkvision.core.version import __version__
 from hawkvision.datacenter.stages.ensemble import Augmentation, EvaluationRequest, VariantAnswer
 
 PROTOCOL: Final = 2

@@ -17,10 +17,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
+from hawkvision.core import __version__
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import BackendError, DeadlineMissed, HawkVisionError, NotReady, Overloaded, RequestError
 from hawkvision.core.logs import resume
-from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
     Part,

@@ -20,6 +20,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from hawkvision.core import __version__
 from hawkvision.core.metrics import (
     LATENCY_BUCKETS_S,
     Instrumented,
@@ -28,7 +29,6 @@ from hawkvision.core.metrics import (
     TlsState,
     build_info,
 )
-from hawkvision.core.version import __version__
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64)
 

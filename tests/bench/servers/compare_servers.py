@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from rich.console import Console
 
+from hawkvision.core import __version__
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.version import __version__
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
 from hawkvision.system.files import write_atomic

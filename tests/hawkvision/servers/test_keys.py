@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
-from hawkvision.core.key_text import MIN_KEY_CHARACTERS, clean_key, own_key
+from hawkvision.core.server_access import MIN_KEY_CHARACTERS, clean_key, own_key
 from hawkvision.servers.keyfile import KeyEntry, Scope, add_key, entry_of, read_keys, remove_key
 from hawkvision.servers.keys import EITHER, INFER, OBSERVE, OPERATE, Keys, needed_scopes, prove
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from hawkvision.core import __version__
 from hawkvision.core.errors import (
     BadImage,
     DeadlineMissed,
@@ -22,7 +23,6 @@ from hawkvision.core.errors import (
     TooLarge,
 )
 from hawkvision.core.logs import RequestIds
-from hawkvision.core.version import __version__
 from hawkvision.datacenter.deployment.messages import (
     PROTOCOL,
     Part,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hawkvision.core.version import __version__
+from hawkvision.core import __version__
 from tests.hawkvision.datacenter.conftest import Running, image
 from tests.hawkvision.datacenter.servers.test_service import TRACE, ask
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.server_url import check_route_prefix, check_server_url
+from hawkvision.core.server_access import check_route_prefix, check_server_url
 
 PIECES = st.sampled_from(["http", "https", "ftp", ":", "//", "/", "h", "[::1]", ":80", "@", "?", "#", "..", "%2e", " "])
 
