@@ -90,7 +90,7 @@ def test_an_index_names_every_page_of_its_folder(folder: str) -> None:
 
 @pytest.mark.parametrize("page", [*OPERATIONS, *LOAD_TESTS, *BENCHMARKS], ids=lambda page: page.name)
 def test_every_module_that_a_page_runs_is_there(page: Path) -> None:
-    at_present = re.sub(r"`[^`]+` at commit", "", read(page))
+    at_present = re.sub(r"`[^`]+`\s+(at|of)\s+commit", "", read(page))
     named = re.findall(r"python -m ((?:tests|loadgen|fpga|hawkvision)[.\w]*\w)", at_present)
     paths = {module: ROOT.joinpath(*module.split(".")) for module in named}
     assert {name for name, path in paths.items() if not (path.with_suffix(".py").is_file() or path.is_dir())} == set()
