@@ -27,8 +27,15 @@ from loadgen.analysis.page_charts import (
     percentile_words,
 )
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import ClassSummary, Figures, RunSummary, summarise
-from loadgen.analysis.summary_text import failures, meaning_of_right, targets_kept
+from loadgen.analysis.summary import (
+    ClassSummary,
+    Figures,
+    RunSummary,
+    failures,
+    meaning_of_right,
+    summarise,
+    targets_kept,
+)
 from loadgen.host import cpu_steal
 from loadgen.workload.record import Run
 

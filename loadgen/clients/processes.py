@@ -3,9 +3,9 @@
     WorkerProcesses ── LoadImages, LoadJob, BeginSending, StopSending ──► python -m loadgen.clients.worker (one or more)
                    ◄── WorkerReady, WorkerProgress, WorkerDone, WorkerFailed ──┘
 
-A frame of either pipe is a length (8 bytes, big-endian) and a MessagePack message. Each of N processes sends every N-th
-request. They share the machine's monotonic clock, so one start instant holds for all. A process has its own session, so
-that Ctrl-C on a terminal reaches the parent only; it ends when the pipe from the parent closes.
+Each of N processes sends every N-th request. They share the machine's monotonic clock, so one start instant holds for
+all. A process has its own session, so that Ctrl-C on a terminal reaches the parent only; it ends when the pipe from the
+parent closes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from hawkvision.client.response import Unreachable
 from hawkvision.core.errors import ConfigError, InternalError
 from loadgen.clients.engine import GRACE_S, LoadJob, Tally
-from loadgen.clients.messages import (
+from loadgen.clients.worker import (
     REPORTS,
     BeginSending,
     ConnectClients,

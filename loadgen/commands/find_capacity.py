@@ -25,16 +25,19 @@ import numpy as np
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
 from hawkvision.system.files import write_atomic
 from loadgen.analysis.capacity import (
+    LEAST_RATE,
+    STEPS_DOWN,
     CapacityGoal,
     Confirmation,
     CountedAnswers,
     Probe,
+    RateSearch,
+    RateTrial,
     confirmation,
     counted,
     is_lightly_loaded,
     judge,
 )
-from loadgen.analysis.rate_search import LEAST_RATE, STEPS_DOWN, RateSearch, RateTrial
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import LoadJob
 from loadgen.clients.processes import WorkerProcesses

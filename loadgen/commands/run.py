@@ -23,8 +23,7 @@ from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import LoadJob, client_for
 from loadgen.clients.processes import WorkerProcesses
-from loadgen.clients.reference_answers import ask_reference
-from loadgen.clients.server_info import check_task, identify
+from loadgen.clients.server_info import ask_reference, check_task, identify
 from loadgen.commands import options
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt
 from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
@@ -261,8 +260,7 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
     Raises:
         ArtifactError: if something could not be written, once all else is written and printed.
     """
-    from loadgen.analysis.summary import summarise
-    from loadgen.analysis.summary_text import show
+    from loadgen.analysis.summary import show, summarise
 
     failed: dict[Path, ArtifactError] = {}
 

@@ -18,8 +18,7 @@ from rich.table import Table
 from loadgen.analysis.accuracy import IntervalEstimate, mean_difference
 from loadgen.analysis.compare import same_schedule
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import summarise
-from loadgen.analysis.summary_text import targets_kept
+from loadgen.analysis.summary import summarise, targets_kept
 from loadgen.workload.record import Run
 
 OURS: Final = "hawkvision"

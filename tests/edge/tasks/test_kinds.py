@@ -34,8 +34,7 @@ from hawkvision.servers.keys import Keys
 from hawkvision.tasks.classification import Classification
 from hawkvision.tasks.detection import Detection
 from hawkvision.tasks.registry import task_kind
-from loadgen.analysis.summary import summarise
-from loadgen.analysis.summary_text import meaning_of_right
+from loadgen.analysis.summary import meaning_of_right, summarise
 from loadgen.clients.engine import Engine, LoadJob, Protocol, ServerAddress, SharedImages, client_for
 from loadgen.workload.judging import KindSpec, Label, path_of, rightness, truths
 from loadgen.workload.record import Origin, RequestOutcome, Run, TargetClass

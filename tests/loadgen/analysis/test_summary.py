@@ -16,8 +16,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.accuracy import TargetVerdict
 from loadgen.analysis.bootstrap import exact_interval
-from loadgen.analysis.summary import ClassSummary, RunSummary, summarise
-from loadgen.analysis.summary_text import show, targets_kept
+from loadgen.analysis.summary import ClassSummary, RunSummary, show, summarise, targets_kept
 from loadgen.workload.record import RequestOutcome, Run, TargetClass
 from tests.fuzz.examples import examples
 from tests.loadgen.runs import answer, plausible, refusal, run_of

@@ -12,16 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.analysis.capacity import (
+    STEP_DOWN,
+    STEPS_DOWN,
     CapacityGoal,
     CountedAnswers,
     Failing,
     Probe,
+    RateSearch,
+    RateTrial,
     Standing,
     confirmation,
     counted,
     judge,
 )
-from loadgen.analysis.rate_search import STEP_DOWN, STEPS_DOWN, RateSearch, RateTrial
 from loadgen.clients.engine import LoadJob, ServerAddress
 from loadgen.commands.find_capacity import WARM_UP_S, Ask, CapacityFindings, ProbePlan, find
 from loadgen.commands.options import Setup

@@ -10,8 +10,7 @@ import pytest
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import models_dir
-from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
-from loadgen.workload.held_out import HeldOutIndices
+from loadgen.workload.dataset import GENERATED, Dataset, HeldOutIndices, generated, photographs, read_dataset
 from loadgen.workload.judging import path_of
 from tests.images import encoded
 from tests.loadgen.oracle import write_set

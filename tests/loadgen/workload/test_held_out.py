@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import LabelledImages
-from loadgen.workload.held_out import HeldOutIndices, read_indices, thin
+from loadgen.workload.dataset import HeldOutIndices, read_indices, thin
 
 
 def images(n: int) -> LabelledImages:
