@@ -9,9 +9,8 @@ MODELS_VENV := .venv-models
 OLDEST_VENV := .venv-oldest
 TOOLS_VENV := .venv-tools
 
-# Processes that run the tests. Three keep two cores busy: most tests wait for processes and sockets half of the time.
-# Two of them begin with the folders that start Ray.
-WORKERS ?= 3
+# Processes that run the tests. Two keep two cores busy, and both begin with the folders that start Ray.
+WORKERS ?= 2
 
 .PHONY: demo prepare test test-fast test-thorough test-models test-oldest bench lint hooks lock sbom image clean
 
