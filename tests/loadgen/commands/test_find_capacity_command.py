@@ -24,8 +24,8 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
 ) -> None:
     report = tmp_path / "capacity.json"
     words = [
-        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "200", "--probe-requests", "100",
-        "--probe-s", "0.5", "--max-probes", "1", "--no-noise", "--json", str(report),
+        "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "50", "--probe-requests", "100",
+        "--probe-s", "0.5", "--max-probes", "3", "--no-noise", "--json", str(report),
     ]  # fmt: skip
     assert main(words) == 0
     said = capsys.readouterr().out
