@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,9 +67,15 @@ def together(nodeid: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_given() -> None:
-    """Forget the options of earlier commands: messages repeat them in the commands that they advise."""
+def nothing_given() -> Iterator[None]:
+    """Leave nothing of commands that run in this process: the options that messages repeat, and how they log."""
     advice.forget()
+    loggers = [logging.getLogger(), logging.getLogger("hawkvision")]
+    levels, handlers = [each.level for each in loggers], [each.handlers[:] for each in loggers]
+    yield
+    for logger, level, found in zip(loggers, levels, handlers, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = found
 
 
 @pytest.hookimpl(optionalhook=True)
