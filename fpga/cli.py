@@ -80,6 +80,11 @@ def build(
     cache_dir: CacheDir = None,
 ) -> None:
     """Build a bitstream and a report from a quantised model."""
+    if pins is not None and not pins.is_file():
+        raise ConfigError(f"--pins {pins}: expected a file")
+    for option, folder in (("--out", out), ("--reports-dir", reports_dir)):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{option} {folder}: expected a folder")
     from fpga.build import BuildOrder
     from fpga.build import build as run
 

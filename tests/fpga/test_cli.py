@@ -97,8 +97,8 @@ def test_build_refuses_bad_options_before_any_work(cache: Path, tmp_path: Path, 
     (tmp_path / "file").write_text("")
     option, value = words[0], words[1].format(file=tmp_path / "file")
     status, said = run("build", "--cache-dir", str(cache), option, value)
-    assert status == 2
-    assert f"Invalid value for '{option}'" in said
+    assert status != 0
+    assert f"error: {option}" in said
 
 
 @pytest.mark.parametrize(
