@@ -1,8 +1,8 @@
 """One image on its way through a node.
 
-server ─► ImageRequest ─► RoutedImage ─┬─ edge stage ─────► Answer
-what is asked   how the node └─ EscalationRequest ─► the other tier
-answers it
+    server ─► ImageRequest ─► RoutedImage ─┬─ the edge stage ─────────────────────► Answer
+              what is asked   how the node └─ EscalationRequest ─► the other tier ─► Answer
+                              answers it
 """
 
 from __future__ import annotations
