@@ -1,8 +1,7 @@
 """One image on its way through a node.
 
-    server ─► ImageRequest ─► RoutedImage ─┬─ the edge stage ─────────────────────► Answer
-              what is asked   how the node └─ EscalationRequest ─► the other tier ─► Answer
-                              answers it
+The server makes an `ImageRequest`: what is asked. The node adds how it answers it, a `RoutedImage`, which the edge
+stage answers, or the other tier, to which an `EscalationRequest` goes.
 """
 
 from __future__ import annotations

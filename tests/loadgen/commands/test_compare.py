@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -255,7 +256,7 @@ def test_runs_of_one_name_are_called_by_their_files(files: Files, capsys: pytest
     files.compare("--fail-if-slower", "10", "--html", str(page))
     first, other = (str(files.folder / name) for name in ("a.json", "b.json.gz"))
     assert f"{other}: P99 is 1.20x that of {first}" in capsys.readouterr().err
-    assert f"<h2>Beside {first}</h2>" in page.read_text()
+    assert f"<h2>Compared with {first}</h2>" in page.read_text()
 
 
 def test_runs_behind_different_links_are_said_to_be(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +267,8 @@ def test_runs_behind_different_links_are_said_to_be(files: Files, capsys: pytest
     assert (
         "not behind the same link (no link and lte), so differences are the links' as well" in capsys.readouterr().out
     )
-    assert "as well: a (no link) and b (lte)." in (files.folder / "page.html").read_text()
+    shown = html.unescape((files.folder / "page.html").read_text())
+    assert "b: behind lte, a behind no link: differences are the links' as well" in shown
 
 
 def test_reader_who_leaves_does_not_change_the_status(files: Files) -> None:
@@ -278,7 +280,7 @@ def test_reader_who_leaves_does_not_change_the_status(files: Files) -> None:
 
 def test_command_writes_the_page(files: Files) -> None:
     files.compare("--html", str(files.folder / "page.html"))
-    assert "Beside a" in (files.folder / "page.html").read_text()
+    assert "<h2>Compared with a</h2>" in (files.folder / "page.html").read_text()
 
 
 def test_command_writes_ratios_and_intervals_even_where_it_fails(files: Files) -> None:
