@@ -54,7 +54,7 @@ class Oracle:
 async def asking(oracle: Oracle) -> AsyncIterator[AsyncClient]:
     app = web.Application()
     app.router.add_post("/v1/classify", oracle.handle)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=1.0)  # it may be made to hang
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
