@@ -227,20 +227,17 @@ class Chart:
         if label:
             self._labels.append((across, down, label, "name"))
 
-    def limit(
-        self, label: str, *, x: float | None = None, y: float | None = None, span: tuple[float, float] | None = None
-    ) -> None:
-        """A dashed line at a value of `x` or of `y`, across the chart or within a span of the other axis."""
+    def limit(self, label: str, *, x: float | None = None, y: float | None = None) -> None:
+        """A dashed line at a value of `x` or of `y`, across the chart."""
         if x is not None:
-            ends = [self.at(x, other) for other in span or (self._y.low, self._y.high)]
+            ends = [self.at(x, other) for other in (self._y.low, self._y.high)]
             place = (ends[1][0], min(ends[0][1], ends[1][1]) + LETTER)
         else:
             assert y is not None
-            ends = [self.at(other, y) for other in span or (self._x.low, self._x.high)]
+            ends = [self.at(other, y) for other in (self._x.low, self._x.high)]
             place = (ends[1][0] - text_width(label) - 12, ends[1][1] - LETTER)
         self._rule(ends[0], ends[1], "limit")
-        if label:
-            self._labels.append((*place, label, "name"))
+        self._labels.append((*place, label, "name"))
 
     def box(self, x: tuple[float, float], y: tuple[float, float], kind: str, name: str = "") -> None:
         """A filled rectangle of a CSS class."""

@@ -80,14 +80,14 @@ class RateSearch:
     """No rate above it is tried."""
     probes_left: int
     """Confirming runs are not counted among these."""
-    low: float = 0.0
+    low: float = field(default=0.0, init=False)
     """The highest rate that held in a probe."""
-    high: float = math.inf
+    high: float = field(default=math.inf, init=False)
     """The lowest rate that failed, twice in probes or once in a confirming run."""
-    confirmed: float | None = None
-    refuted: list[float] = field(default_factory=list)
+    confirmed: float | None = field(default=None, init=False)
+    refuted: list[float] = field(default_factory=list, init=False)
     """Rates whose confirming runs failed, falling."""
-    doubted: float | None = None
+    doubted: float | None = field(default=None, init=False)
     """A rate that failed once."""
 
     def next(self) -> RateTrial | None:

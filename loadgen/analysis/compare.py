@@ -66,7 +66,7 @@ class RunComparison(msgspec.Struct, frozen=True):
     other: str
     paired: bool
     first_link: str
-    """`lte`, `no link`, or `a link` whose name is not known; likewise the next."""
+    """`lte`, or `no link`; likewise the next."""
     other_link: str
     ratios: tuple[Ratio, ...]
 
@@ -86,14 +86,6 @@ _WORDS: Final = {
 """What a ratio below and above 1 means."""
 
 FIGURES: Final = tuple(_WORDS)
-
-
-class ComparisonReport(msgspec.Struct, frozen=True):
-    """Comparisons, as `--json` writes them; what was not measured is null there."""
-
-    runs: list[str]
-    """The files, the one that others are compared with first."""
-    comparisons: tuple[RunComparison, ...]
 
 
 def compare(first: Run, other: Run) -> RunComparison:

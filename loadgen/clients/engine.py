@@ -22,7 +22,7 @@ from loadgen.clients.connections import ConnectionPool
 from loadgen.clients.datagram import DatagramLoadClient
 from loadgen.clients.http import HttpClient
 from loadgen.clients.oip import OipClient
-from loadgen.host.timer import PreciseTimer
+from loadgen.clients.timer import PreciseTimer
 from loadgen.workload.judging import rightness
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome
 
@@ -53,7 +53,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
     timeout_s: float = 10.0
 
 
-class LoadJob(msgspec.Struct, frozen=True):
+class LoadJob(msgspec.Struct, frozen=True, tag=True):
     """What one process sends. The n-th request is of class `target[n]` with image `image[n]`."""
 
     server: ServerAddress
@@ -84,8 +84,7 @@ class SharedImages:
     """Of the task; None if it is not known, and answers are the indices of classes."""
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(msgspec.Struct, tag=True):
     """How far a job is."""
 
     sent: int = 0

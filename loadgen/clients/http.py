@@ -73,13 +73,8 @@ async def exchange(
         return ClientReply(UNANSWERED, error.code)
 
 
-class _AccuracyBlock(msgspec.Struct, frozen=True):
-    status: AccuracyStatus | None = None
-    max_drop: float | None = None
-
-
 class _AnswerBody(msgspec.Struct, frozen=True):
-    """Of DESIGN §3; other servers may leave out all but the class."""
+    """An answer of `docs/reference/api.md`; other servers may leave out all but the class."""
 
     index: int | None = None
     confidence: float | None = None
@@ -88,15 +83,11 @@ class _AnswerBody(msgspec.Struct, frozen=True):
     escalated: bool = False
     degraded: bool = False
     received_fraction: float = 1.0
-    accuracy: _AccuracyBlock = _AccuracyBlock()
-
-
-class _ErrorReply(msgspec.Struct, frozen=True):
-    code: str = ""
+    accuracy: dict[str, Any] = {}
 
 
 _ANSWER: Final = msgspec.json.Decoder(_AnswerBody)
-_ERROR: Final = msgspec.json.Decoder(_ErrorReply)
+_ERROR: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_answer(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = None) -> ClientReply:
@@ -105,6 +96,8 @@ def read_answer(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = 
         return refusal_of(reply, sent_bytes)
     try:
         answer = _ANSWER.decode(reply.body)
+        guarantee = msgspec.convert(answer.accuracy.get("status"), AccuracyStatus | None)
+        max_drop = msgspec.convert(answer.accuracy.get("max_drop"), float | None)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ClientReply(UNANSWERED, "bad_reply", sent_bytes=sent_bytes)
     prediction = read_prediction(kind, reply.body)
@@ -118,8 +111,8 @@ def read_answer(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = 
         model=answer.model,
         escalated=answer.escalated,
         degraded=answer.degraded,
-        guarantee=answer.accuracy.status,
-        max_drop=answer.accuracy.max_drop,
+        guarantee=guarantee,
+        max_drop=max_drop,
         received_fraction=answer.received_fraction,
         sent_bytes=sent_bytes,
         prediction=prediction,
@@ -129,7 +122,7 @@ def read_answer(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = 
 def refusal_of(reply: HttpReply, sent_bytes: int) -> ClientReply:
     """An error reply, by its code where it has one."""
     try:
-        code = _ERROR.decode(reply.body).code[:MAX_CODE]
+        code = str(_ERROR.decode(reply.body).get("code", ""))[:MAX_CODE]
     except (msgspec.DecodeError, UnicodeDecodeError):
         code = ""
     return ClientReply(reply.status, code or f"http_{reply.status}", sent_bytes=sent_bytes)

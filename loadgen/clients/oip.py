@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -45,6 +44,8 @@ _TEXTS: Final = frozenset({"on_miss", "quality", "stream", "task"})
 """Fields whose values are strings; all others are numbers."""
 
 Value: TypeAlias = str | int | float | bool
+Tensor: TypeAlias = tuple[str, str, Sequence[Any]]
+"""Name, datatype, and the elements in a row, at least one."""
 
 
 class OipClient:
@@ -106,14 +107,6 @@ class _OutputTensor(msgspec.Struct, frozen=True):
     data: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class _InputTensor:
-    name: str
-    datatype: str
-    elements: Sequence[Any]
-    """In a row, at least one."""
-
-
 class _InferReply(msgspec.Struct, frozen=True):
     outputs: tuple[_OutputTensor, ...]
     parameters: dict[str, Value] = {}
@@ -151,7 +144,7 @@ def read_reply(reply: HttpReply, sent_bytes: int, kind: TaskKind[Any] | None = N
     )
 
 
-def _tensors(reply: HttpReply) -> tuple[_InferReply, list[_InputTensor]]:
+def _tensors(reply: HttpReply) -> tuple[_InferReply, list[Tensor]]:
     """The JSON part, and each output that holds anything.
 
     Raises:
@@ -162,7 +155,7 @@ def _tensors(reply: HttpReply) -> tuple[_InferReply, list[_InputTensor]]:
         raise ValueError(split)
     decoded = _REPLY.decode(reply.body[:split])
     rest = memoryview(reply.body)[split:]
-    tensors: list[_InputTensor] = []
+    tensors: list[Tensor] = []
     for output in decoded.outputs:
         size = output.parameters.get("binary_data_size")
         if size is None:
@@ -173,7 +166,7 @@ def _tensors(reply: HttpReply) -> tuple[_InferReply, list[_InputTensor]]:
             elements = _elements(output.datatype, bytes(rest[:size]))
             rest = rest[size:]
         if elements:
-            tensors.append(_InputTensor(output.name, output.datatype, elements))
+            tensors.append((output.name, output.datatype, elements))
     return decoded, tensors
 
 
@@ -206,39 +199,38 @@ def _flat(data: Any) -> list[Any]:
     return flat
 
 
-def _prediction(tensors: Sequence[_InputTensor], kind: TaskKind[Any] | None) -> Prediction | None:
+def _prediction(tensors: Sequence[Tensor], kind: TaskKind[Any] | None) -> Prediction | None:
     """The output `prediction`, if it is one of this kind."""
-    texts = (each.elements[0] for each in tensors if each.name == "prediction")
-    text = next(texts, None)
+    text = next((elements[0] for name, _, elements in tensors if name == "prediction"), None)
     if isinstance(text, str):
         text = text.encode()
     return read_prediction(kind, text) if isinstance(text, bytes) else None
 
 
-def _answer(tensors: Sequence[_InputTensor]) -> tuple[int, float | None]:
+def _answer(tensors: Sequence[Tensor]) -> tuple[int, float | None]:
     """The class and how sure the server is of it, from whichever outputs there are.
 
     Raises:
         ValueError: if none tells the class.
     """
-    confidence = next((_number(each.elements[0]) for each in tensors if each.name == "confidence"), None)
-    for each in tensors:
-        if each.name == "index":
-            return int(each.elements[0]), confidence
-    for each in tensors:
-        if isinstance(each.elements[0], bytes | str):
-            text = each.elements[0].decode() if isinstance(each.elements[0], bytes) else each.elements[0]
+    confidence = next((_number(elements[0]) for name, _, elements in tensors if name == "confidence"), None)
+    for name, _, elements in tensors:
+        if name == "index":
+            return int(elements[0]), confidence
+    for _, _, (first, *_) in tensors:
+        if isinstance(first, bytes | str):
+            text = first.decode() if isinstance(first, bytes) else first
             sure, colon, rest = text.partition(":")
             if colon:
                 return int(rest.partition(":")[0]), float(sure)
             if text.isascii() and text.isdigit():
                 return int(text), confidence
-    for each in tensors:
-        if each.datatype in _INTEGERS and len(each.elements) == 1 and isinstance(each.elements[0], int):
-            return each.elements[0], confidence
-    for each in tensors:
-        if each.datatype in _FLOATS and each.name != "confidence" and all(_is_number(one) for one in each.elements):
-            return int(np.argmax(np.array(each.elements, np.float64))), confidence
+    for _, datatype, elements in tensors:
+        if datatype in _INTEGERS and len(elements) == 1 and isinstance(elements[0], int):
+            return elements[0], confidence
+    for name, datatype, elements in tensors:
+        if datatype in _FLOATS and name != "confidence" and all(_is_number(one) for one in elements):
+            return int(np.argmax(np.array(elements, np.float64))), confidence
     raise ValueError("no output tells the class")
 
 

@@ -1,7 +1,7 @@
 """Worker processes that send one schedule together.
 
-    WorkerProcesses ── LoadImages, LoadJob, BeginSending, StopSending ──► python -m loadgen.clients.worker (one or more)
-                   ◄── WorkerReady, WorkerProgress, WorkerDone, WorkerFailed ──┘
+    WorkerProcesses ── images, a job, when to begin, stop ───────► python -m loadgen.clients.worker (one or more)
+                    ◄── ready, how far it is, outcomes or an error ──┘
 
 Each of N processes sends every N-th request. They share the machine's monotonic clock, so one start instant holds for
 all. A process has its own session, so that Ctrl-C on a terminal reaches the parent only; it ends when the pipe from the
@@ -25,16 +25,10 @@ from hawkvision.core.errors import ConfigError, InternalError
 from loadgen.clients.engine import GRACE_S, LoadJob, Tally
 from loadgen.clients.worker import (
     REPORTS,
-    BeginSending,
-    ConnectClients,
     LoadImages,
     Order,
     Report,
-    StopSending,
-    WorkerDone,
     WorkerFailed,
-    WorkerProgress,
-    WorkerReady,
     frame,
     read_frame,
 )
@@ -124,18 +118,18 @@ class WorkerProcesses:
             InternalError: if a client process ends or hangs.
         """
         for client, part in zip(self._clients, parts(job, self.size), strict=True):
-            await _send(client, ConnectClients(part))
+            await _send(client, part)
         await self._ready(START_S)
-        begin = BeginSending(time.monotonic() + LEAD_S)
+        start = time.monotonic() + LEAD_S
         for client in self._clients:
-            await _send(client, begin)
+            await _send(client, start)
         if begun is not None:
             begun()
         stopping = asyncio.create_task(self._stop_when(stop))
         tallies = [Tally() for _ in self._clients]
 
-        def on_progress(number: int, progress: WorkerProgress) -> None:
-            tallies[number] = Tally(progress.sent, progress.done, progress.failed)
+        def on_progress(number: int, tally: Tally) -> None:
+            tallies[number] = tally
             if show is not None:
                 show(Tally(*(sum(getattr(t, name) for t in tallies) for name in ("sent", "done", "failed"))))
 
@@ -157,19 +151,19 @@ class WorkerProcesses:
         await self._ready(START_S)
 
     async def _ready(self, within_s: float) -> None:
-        """All say `WorkerReady`, or one says why not."""
+        """All say that they are ready, or one says why not."""
         reports = await asyncio.wait_for(asyncio.gather(*(_receive(client) for client in self._clients)), within_s)
         for report in reports:
             if isinstance(report, WorkerFailed):
                 raise ConfigError(report.message) if report.config else Unreachable(report.message)
-            if not isinstance(report, WorkerReady):
+            if report != "ready":
                 raise InternalError(f"a client process said {type(report).__name__} when it should be ready")
 
     async def _stop_when(self, stop: asyncio.Event | None) -> None:
         if stop is not None:
             await stop.wait()
             for client in self._clients:
-                await _send(client, StopSending())
+                await _send(client, "stop")
 
 
 def parts(job: LoadJob, size: int) -> list[LoadJob]:
@@ -195,17 +189,17 @@ def _share(job: LoadJob, part: int, size: int, callers: int) -> LoadJob:
 
 
 async def _outcomes(
-    client: asyncio.subprocess.Process, number: int, on_progress: Callable[[int, WorkerProgress], None]
+    client: asyncio.subprocess.Process, number: int, on_progress: Callable[[int, Tally], None]
 ) -> list[RequestOutcome]:
     """A client's outcomes, once it is done."""
     while True:
         match await _receive(client):
-            case WorkerDone(outcomes):
+            case list() as outcomes:
                 return outcomes
-            case WorkerProgress() as progress:
-                on_progress(number, progress)
+            case Tally() as tally:
+                on_progress(number, tally)
             case other:
-                raise InternalError(f"a client process said {type(other).__name__} in the middle of a job")
+                raise InternalError(f"a client process said {other!r} in the middle of a job")
 
 
 async def _send(client: asyncio.subprocess.Process, order: Order) -> None:
@@ -218,7 +212,6 @@ async def _send(client: asyncio.subprocess.Process, order: Order) -> None:
 async def _receive(client: asyncio.subprocess.Process) -> Report:
     assert client.stdout is not None
     try:
-        report: Report = REPORTS.decode(await read_frame(client.stdout))
+        return REPORTS.decode(await read_frame(client.stdout))
     except (asyncio.IncompleteReadError, ConnectionError):
         raise InternalError(f"a client process ended with status {await client.wait()}") from None
-    return report

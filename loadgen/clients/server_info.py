@@ -38,24 +38,21 @@ class _Metadata(msgspec.Struct):
     version: str = ""
 
 
-class _ListedStage(msgspec.Struct):
-    variant: str
-
-
 class _Targets(msgspec.Struct):
     policy: str
-    edge: _ListedStage
-    best: _ListedStage
+    edge: dict[str, Any]
+    best: dict[str, Any]
     certificates_valid: bool
+
+    def stages(self) -> str:
+        """The names of the edge stage and of the reference stage."""
+        edge, best = (str(stage.get("variant", "unknown"))[:LONGEST] for stage in (self.edge, self.best))
+        return f"{edge} before {best}"
 
 
 class _ListedTask(msgspec.Struct):
     task: str
     kind: str | None = None
-
-
-class _Tasks(msgspec.Struct):
-    tasks: tuple[_ListedTask, ...]
 
 
 ReplyT = TypeVar("ReplyT")
@@ -74,15 +71,16 @@ async def check_task(server: ServerAddress, kind: str | None) -> None:
         ConfigError: naming the tasks that the server lists.
     """
     async with _session(server) as session:
-        listed = await _fetch(session, f"{server.url.rstrip('/')}/v1/tasks", _Tasks)
-    if listed is None or not listed.tasks:
+        body = await _fetch(session, f"{server.url.rstrip('/')}/v1/tasks", dict[str, list[_ListedTask]])
+    listed = [] if body is None else body.get("tasks", [])
+    if not listed:
         return
-    served = ", ".join(f"{each.task!r} ({each.kind})" for each in listed.tasks)[:MAX_LISTED]
+    served = ", ".join(f"{each.task!r} ({each.kind})" for each in listed)[:MAX_LISTED]
     typed = KIND_OF_FORM.get(server.path)
     if server.task is not None:
-        found = next((each for each in listed.tasks if each.task == server.task), None)
+        found = next((each for each in listed if each.task == server.task), None)
     else:
-        found = next((each for each in listed.tasks if typed in (None, each.kind)), None)
+        found = next((each for each in listed if typed in (None, each.kind)), None)
     if found is None:
         raise ConfigError(f"--task {server.task or 'is not given'}: expected one that {server.url} serves: {served}")
     if kind is not None and found.kind not in (None, kind):
@@ -107,7 +105,7 @@ async def identify(server: ServerAddress) -> str:
         words.append(f"{about.name[:LONGEST]} {about.version[:LONGEST]}".strip())
     if targets is not None:
         words.append(f"policy {targets.policy[:LONGEST]}")
-        words.append(f"{targets.edge.variant[:LONGEST]} before {targets.best.variant[:LONGEST]}")
+        words.append(targets.stages())
         words += ["certificates not valid"] * (not targets.certificates_valid)
     return ", ".join(words)
 

@@ -12,13 +12,13 @@ import gc
 import os
 import signal
 import sys
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import uvloop
 
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from loadgen.clients.engine import Engine, LoadJob, SharedImages, client_for
+from loadgen.clients.engine import Engine, LoadJob, SharedImages, Tally, client_for
 from loadgen.workload.judging import KindSpec, Label, truths
 from loadgen.workload.record import RequestOutcome
 
@@ -35,40 +35,6 @@ class LoadImages(msgspec.Struct, frozen=True, tag=True):
     kind: KindSpec | None
 
 
-class ConnectClients(msgspec.Struct, frozen=True, tag=True):
-    """The next job: connect to its server, and say `WorkerReady`."""
-
-    job: LoadJob
-
-
-class BeginSending(msgspec.Struct, frozen=True, tag=True):
-    """Send, from this moment of the monotonic clock."""
-
-    at: float
-
-
-class StopSending(msgspec.Struct, frozen=True, tag=True):
-    """Send nothing more."""
-
-
-class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    """Images are there, or the server is connected."""
-
-
-class WorkerProgress(msgspec.Struct, frozen=True, tag=True):
-    """How far the job is."""
-
-    sent: int
-    done: int
-    failed: int
-
-
-class WorkerDone(msgspec.Struct, frozen=True, tag=True):
-    """All that came of the job."""
-
-    outcomes: list[RequestOutcome]
-
-
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The server cannot be asked at all."""
 
@@ -77,16 +43,13 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """Whether the options are at fault, not the server."""
 
 
-Order: TypeAlias = LoadImages | ConnectClients | BeginSending | StopSending
+Order: TypeAlias = LoadImages | LoadJob | float | Literal["stop"]
+"""Images for the jobs that follow; a job to connect for; when to send it, on the monotonic clock; send nothing more."""
+Report: TypeAlias = Literal["ready"] | Tally | list[RequestOutcome] | WorkerFailed
+"""Images are there, or the server is connected; how far the job is; all that came of it; why nothing came."""
 
-
-Report: TypeAlias = WorkerReady | WorkerProgress | WorkerDone | WorkerFailed
-
-
-ORDERS: Final = msgspec.msgpack.Decoder(Order)
-
-
-REPORTS: Final = msgspec.msgpack.Decoder(Report)
+ORDERS: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
+REPORTS: Final[msgspec.msgpack.Decoder[Report]] = msgspec.msgpack.Decoder(Report)
 
 
 def frame(body: bytes) -> bytes:
@@ -120,11 +83,11 @@ async def _serve(orders: asyncio.StreamReader, out: int) -> None:
                     kind = None if spec is None else spec.open()
                     known = None if labels is None or kind is None else truths(kind, labels)
                     loaded = SharedImages(bodies, numbers, known, kind)
-                    _say(out, WorkerReady())
-                case ConnectClients(job):
-                    await _work(job, loaded, orders, out)
-                case BeginSending() | StopSending():
-                    pass  # of a job that failed, or was over already
+                    _say(out, "ready")
+                case LoadJob():
+                    await _work(order, loaded, orders, out)
+                case _:
+                    pass  # the start or the stop of a job that failed, or was over already
 
 
 async def _work(job: LoadJob, loaded: SharedImages, orders: asyncio.StreamReader, out: int) -> None:
@@ -135,41 +98,41 @@ async def _work(job: LoadJob, loaded: SharedImages, orders: asyncio.StreamReader
     except HawkVisionError as error:
         _say(out, WorkerFailed(str(error), isinstance(error, ConfigError)))
         return
-    _say(out, WorkerReady())
-    begin = ORDERS.decode(await read_frame(orders))
-    if not isinstance(begin, BeginSending):
+    _say(out, "ready")
+    start = ORDERS.decode(await read_frame(orders))
+    if not isinstance(start, float):
         await asker.close()
         return
     engine = Engine(job, loaded, asker)
     helpers = [asyncio.create_task(_report_progress(engine, out)), asyncio.create_task(_obey(engine, orders))]
     try:
-        outcomes = await engine.run(begin.at)
+        outcomes = await engine.run(start)
     finally:
         for helper in helpers:
             helper.cancel()
         await asyncio.gather(*helpers, return_exceptions=True)
     await asker.close()
-    _say(out, WorkerDone(outcomes))
+    _say(out, outcomes)
 
 
 async def _report_progress(engine: Engine, out: int) -> None:
     while True:
         await asyncio.sleep(PROGRESS_INTERVAL_S)
-        _say(out, WorkerProgress(engine.tally.sent, engine.tally.done, engine.tally.failed))
+        _say(out, engine.tally)
 
 
 async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:
-    """Stop at `StopSending`; end the process when the pipe closes, because its parent has ended."""
+    """Stop when told to; end the process when the pipe closes, because its parent has ended."""
     try:
         while True:
-            if isinstance(ORDERS.decode(await read_frame(orders)), StopSending):
+            if ORDERS.decode(await read_frame(orders)) == "stop":
                 engine.stop()
     except asyncio.IncompleteReadError:
         os._exit(1)
 
 
 def _say(out: int, report: Report) -> None:
-    """Written at once: the workers always reads."""
+    """Write at once: the parent always reads."""
     left = memoryview(frame(msgspec.msgpack.encode(report)))
     while left:
         left = left[os.write(out, left) :]

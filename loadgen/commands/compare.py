@@ -17,7 +17,7 @@ from rich.table import Table
 from hawkvision.core.command_line import ARGUMENT
 from hawkvision.core.errors import ConfigError
 from hawkvision.system.files import write_atomic
-from loadgen.analysis.compare import ComparisonReport, RatioVerdict, RunComparison, compare_all, slower, written
+from loadgen.analysis.compare import RatioVerdict, RunComparison, compare_all, slower, written
 from loadgen.commands.command_line import option
 from loadgen.commands.terminal import terminal
 from loadgen.workload.record import Run, check_files, load
@@ -53,11 +53,12 @@ async def run(given: CompareOptions) -> int:
     if given.html is not None:
         # Pages need templates and charts, which a comparison on a terminal does not. Written first: whatever reads the
         # table may close it early.
-        from loadgen.analysis.page import write_html
+        from loadgen.analysis.page import page
 
-        write_html(runs, given.html)
+        write_atomic(given.html, page(runs).encode())
     if given.json is not None:
-        body = msgspec.json.encode(ComparisonReport([str(path) for path in given.runs], comparisons))
+        # The files, the one that others are compared with first; what was not measured is null.
+        body = msgspec.json.encode({"runs": [str(path) for path in given.runs], "comparisons": comparisons})
         write_atomic(given.json, msgspec.json.format(body) + b"\n")
     show(comparisons, terminal(160))
     if given.fail_if_slower is None:

@@ -61,7 +61,6 @@ class LinkProxy:
         listen: str = LISTEN,
         port: int = 0,
         udp_ports: Sequence[int] = (),
-        congestion: str | None = None,
     ) -> None:
         """Prepare; nothing is made yet.
 
@@ -71,7 +70,6 @@ class LinkProxy:
             listen: a loopback address, which callers use.
             port: for TCP; 0 takes a free one.
             udp_ports: of the server, offered at the same ports of `listen`.
-            congestion: TCP's congestion control over the link; None for the kernel's own.
 
         Raises:
             ConfigError: naming what does not fit.
@@ -83,7 +81,7 @@ class LinkProxy:
         self._port = port
         self._udp_ports = tuple(udp_ports)
         self._profile = profile
-        self._link = TunLink(*profile.calm(), congestion=congestion)
+        self._link = TunLink(*profile.calm())
         self._connections: set[asyncio.Task[None]] = set()
         self._pokes: list[tuple[socket.socket, str]] = []
         self._stack = contextlib.AsyncExitStack()
@@ -121,9 +119,9 @@ class LinkProxy:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
 
-    def begin(self, offset: int = 0) -> None:
-        """The link trace begins with the next packet; the same for the same `offset`."""
-        up, down = self._profile.specs(offset)
+    def begin(self) -> None:
+        """The link trace begins with the next packet."""
+        up, down = self._profile.specs()
         self._link.set(up=up, down=down)
         for packet, address in self._pokes:  # a trace begins with the first packet that crosses
             packet.sendto(b"\0", (address, DISCARD_PORT))
@@ -252,9 +250,9 @@ def _loopback(address: str) -> str:
     return address
 
 
-def link_samples(profile: LinkProfile, duration_s: float, link: str = CLIENT_EDGE, offset: int = 0) -> list[LinkSample]:
+def link_samples(profile: LinkProfile, duration_s: float) -> list[LinkSample]:
     """What a link of a run is like, for its record; its trace begins `LEAD_S` before the run."""
-    found = profile.samples(link, duration_s + LEAD_S, offset, -LEAD_S)
+    found = profile.samples(CLIENT_EDGE, duration_s + LEAD_S, at_s=-LEAD_S)
     return [msgspec.structs.replace(sample, at_s=max(0.0, sample.at_s)) for sample in found]
 
 
@@ -286,11 +284,6 @@ class LinkProxyOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         option("Link", f"Link between callers and the server: {', '.join(names())}, or a TOML file."),
     ]
-    round: Annotated[int, option("Link", "Which of the link traces of the profile to play.")] = 0
-    congestion: Annotated[
-        str | None,
-        option("Link", "Congestion control of TCP over the link. Default: the kernel's own."),
-    ] = None
     listen: Annotated[str, option("Server", "Loopback address to offer the server at.")] = LISTEN
     port: Annotated[int | None, option("Server", "Port to offer the server at. Default: the server's own.")] = None
     udp_port: Annotated[
@@ -308,22 +301,19 @@ async def run(given: LinkProxyOptions) -> None:
     for named, port in (("--port", given.port), *(("--udp-port", port) for port in given.udp_port)):
         if port is not None and not 1 <= port <= 65535:
             raise ConfigError(f"{named}: expected a port from 1 to 65535, got {port}")
-    if given.round < 0:
-        raise ConfigError(f"--round: expected 0 or more, got {given.round}")
     behind = LinkProxy(
         given.url,
         load_profile(given.link),
         listen=given.listen,
         port=_address_of(given.url)[0][1] if given.port is None else given.port,
         udp_ports=given.udp_port,
-        congestion=given.congestion,
     )
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with behind:
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(each, ending.set)
-        behind.begin(given.round)
+        behind.begin()
         print(f"ready: {behind.url} is {given.url} behind {given.link}", flush=True)  # noqa: T201
         await ending.wait()
         for way, counts in zip(("up", "down"), behind.counts(), strict=True):

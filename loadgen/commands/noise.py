@@ -20,18 +20,7 @@ from loadgen.commands.terminal import terminal
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, ConstantArrivals
 from loadgen.workload.dataset import read_dataset
-from loadgen.workload.record import NoiseFloor, Origin, check_files
-
-
-class NoiseReport(msgspec.Struct, frozen=True):
-    """What was measured, as `--json` writes it."""
-
-    protocol: str
-    processes: int
-    data: str
-    rate: float
-    floor: NoiseFloor
-    origin: Origin
+from loadgen.workload.record import check_files
 
 
 class NoiseOptions(options.SenderOptions, frozen=True, kw_only=True):
@@ -64,7 +53,6 @@ async def run(given: NoiseOptions) -> None:
         job = planned.job(ConstantArrivals(noise_floor.LEAST_RATE), given.seconds)
         floor = await noise_floor.measure(workers, job, given.rate, floor_s=given.seconds, ceiling_s=given.seconds)
     rate = noise_floor.floor_rate(given.rate, floor.max_rate)
-    report = NoiseReport(given.protocol, given.processes, dataset.name, rate, floor, started)
     console = terminal(160, highlight=False)
     console.print(
         f"{given.protocol}, {given.processes} processes, {dataset.name}\n"
@@ -74,4 +62,8 @@ async def run(given: NoiseOptions) -> None:
         markup=False,
     )
     if given.json is not None:
+        report = {
+            "protocol": given.protocol, "processes": given.processes, "data": dataset.name, "rate": rate,
+            "floor": floor, "origin": started,
+        }  # fmt: skip
         write_atomic(given.json, msgspec.json.format(msgspec.json.encode(report)) + b"\n")

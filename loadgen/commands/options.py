@@ -243,6 +243,31 @@ def origin(seed: int) -> Origin:
     )
 
 
+def processor_time(stat: Path = Path("/proc/stat")) -> tuple[int, int] | None:
+    """(wanted, stolen) since the machine started, all processors together, in ticks; None where nobody counts them.
+
+    Linux counts the time that was wanted and that the machine's host gave to others (proc_stat(5); `st` in top). A
+    request that needs a processor meanwhile waits for one that no process of this machine holds.
+    """
+    try:
+        name, *counters = stat.read_text(encoding="ascii").partition("\n")[0].split()
+        _, _, _, idle, iowait, _, _, stolen = ticks = [int(each) for each in counters[:8]]  # guests' time is in others
+    except (OSError, ValueError):
+        return None
+    return (sum(ticks) - idle - iowait, stolen) if name == "cpu" else None
+
+
+def stolen_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    """The share that was stolen of what was wanted between two `processor_time`, 0..1; None where it is not known.
+
+    It is of the time wanted, because on a machine that is mostly idle little can be stolen, and may still be half of
+    what a request needed. A host that has never stolen anything does not count it.
+    """
+    if before is None or after is None or after[0] <= before[0] or after[1] == 0:
+        return None
+    return max(0.0, (after[1] - before[1]) / (after[0] - before[0]))
+
+
 def check_callers(arrivals: Arrivals, processes: int) -> None:
     """Refuse a closed loop with fewer callers than processes: some processes would have nothing to do.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,6 +19,7 @@ import msgspec
 from rich.console import Console
 
 from hawkvision.core.errors import ArtifactError, ConfigError
+from hawkvision.system.files import write_atomic
 from loadgen.analysis.steady_state import is_steady
 from loadgen.clients import noise_floor
 from loadgen.clients.engine import LoadJob, client_for
@@ -28,12 +29,11 @@ from loadgen.commands import options
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt
 from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
 from loadgen.commands.options import Setup
-from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, completed, host_limits, missed_goals
+from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, completed, missed_goals
 from loadgen.commands.terminal import progress_bar, terminal
-from loadgen.host import cpu_steal
 from loadgen.network.profiles import LinkProfile, load_profile
 from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
-from loadgen.workload.record import NoiseFloor, Origin, RequestOutcome, Run, check_files, save
+from loadgen.workload.record import NoiseFloor, RequestOutcome, Run, check_files, save
 
 DURATION_S: Final = 60.0
 REPLAY_TAIL_S: Final = 0.001
@@ -54,20 +54,6 @@ class LoadTest:
     job: LoadJob
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LoadTestResult:
-    """What came of a test."""
-
-    outcomes: list[RequestOutcome]
-    stopped_s: float | None
-    """When it was interrupted, after its start."""
-    floor: NoiseFloor | None
-    reference: Mapping[int, float | bool] | None
-    stolen: float | None
-    """Share of the processor time wanted that was stolen."""
-    server: str
-
-
 async def run(given: RunOptions) -> int:
     """Test as the options say; print, and write what is asked for.
 
@@ -79,18 +65,13 @@ async def run(given: RunOptions) -> int:
     """
     given = completed(given)
     test = read_test(given)
-    started = options.origin(test.setup.seed)
     console = terminal(200)
-    measured = await _measure(given, test, console)
-    tested = assemble(given, test, started, measured)
+    tested = await _measure(given, test, console)
     summary = _write(tested, given.json, given.html, console)
-    missed = [
-        *missed_goals(summary, given.p99_ms, given.min_effective, evaluate=given.evaluate),
-        *host_limits(tested, given),
-    ]
+    missed = missed_goals(summary, given.p99_ms, given.min_effective, evaluate=given.evaluate)
     for said in missed:
         print(f"missed: {said}", file=sys.stderr)  # noqa: T201
-    return INTERRUPTED_STATUS if measured.stopped_s is not None else int(bool(missed))
+    return INTERRUPTED_STATUS if tested.interrupted else int(bool(missed))
 
 
 def read_test(given: RunOptions) -> LoadTest:
@@ -138,8 +119,14 @@ def read_test(given: RunOptions) -> LoadTest:
     return LoadTest(setup_, arrivals, duration_s, profile, job)
 
 
-async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadTestResult:
-    """The noise floor, the reference, then the schedule."""
+async def _measure(given: RunOptions, test: LoadTest, console: Console) -> Run:
+    """The record of the noise floor, the reference and the schedule.
+
+    If it was interrupted before the warm-up was over, all requests count.
+    """
+    assert given.arrivals is not None
+    assert given.warm_up_s is not None
+    started = options.origin(test.setup.seed)
     setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
     spec = setup_.dataset.kind
     await check_task(setup_.server, None if spec is None else spec.name)
@@ -157,31 +144,14 @@ async def _measure(given: RunOptions, test: LoadTest, console: Console) -> LoadT
         async with _link_proxy(setup_, test.profile) as proxy:
             if proxy is not None:
                 job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
-            before = cpu_steal.read()
+            before = options.processor_time()
             outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
-            stolen = cpu_steal.since(before)
-    return LoadTestResult(outcomes, stopped_s, floor, reference, stolen, server)
-
-
-def _show_floor(floor: NoiseFloor, rate: float | None, console: Console) -> None:
-    console.print(
-        f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
-        f"at most {floor.max_rate:.0f} requests/s",
-        highlight=False,
-    )
-    if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
-        console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
-
-
-def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadTestResult) -> Run:
-    """The record of a test. If it was interrupted before the warm-up was over, all requests count."""
-    assert given.arrivals is not None
-    assert given.warm_up_s is not None
-    duration_s = test.duration_s if measured.stopped_s is None else min(measured.stopped_s, test.duration_s)
-    if test.job.once and measured.outcomes:
-        duration_s = min(duration_s, max(each.done_s for each in measured.outcomes))
+            stolen = options.stolen_share(before, options.processor_time())
+    duration_s = test.duration_s if stopped_s is None else min(stopped_s, test.duration_s)
+    if job.once and outcomes:
+        duration_s = min(duration_s, max(each.done_s for each in outcomes))
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
-    dataset = test.setup.dataset
+    dataset = setup_.dataset
     return Run(
         name=given.name or ("run" if given.json is None else given.json.name.partition(".")[0]),
         url=given.url,
@@ -192,20 +162,30 @@ def assemble(given: RunOptions, test: LoadTest, started: Origin, measured: LoadT
         deadline_ms=given.deadline_ms,
         data=dataset.name,
         labelled=dataset.labels is not None,
-        kind="" if dataset.kind is None else dataset.kind.name,
-        targets=test.setup.classes,
-        outcomes=measured.outcomes,
+        kind="" if spec is None else spec.name,
+        targets=setup_.classes,
+        outcomes=outcomes,
         origin=started,
         links=[] if test.profile is None else link_samples(test.profile, test.duration_s),
         link="" if test.profile is None else test.profile.name,
-        noise=measured.floor,
+        noise=floor,
         # Each target of an evaluation has its own time, and may take another.
-        steady=None if test.job.once else is_steady(measured.outcomes, warm_up_s, duration_s),
-        interrupted=measured.stopped_s is not None,
-        reference=measured.reference,
-        stolen=measured.stolen,
-        server=measured.server,
+        steady=None if job.once else is_steady(outcomes, warm_up_s, duration_s),
+        interrupted=stopped_s is not None,
+        reference=reference,
+        stolen=stolen,
+        server=server,
     )
+
+
+def _show_floor(floor: NoiseFloor, rate: float | None, console: Console) -> None:
+    console.print(
+        f"the generator alone: P50 {floor.p50_ms:.2f} ms, P99 {floor.p99_ms:.2f} ms, "
+        f"at most {floor.max_rate:.0f} requests/s",
+        highlight=False,
+    )
+    if rate is not None and rate > noise_floor.MOST_SHARE * floor.max_rate:
+        console.print(f"{rate:g} requests/s is near what this generator can send; use more --processes")
 
 
 async def _reference(setup_: Setup, job: LoadJob) -> dict[int, float | bool]:
@@ -272,9 +252,9 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
                 failed[path] = error
 
     def write_page(path: Path) -> None:
-        from loadgen.analysis.page import write_html
+        from loadgen.analysis.page import page as page_of
 
-        write_html([tested], path)
+        write_atomic(path, page_of([tested]).encode())
 
     attempt(record, lambda path: save(tested, path))
     summary = summarise(tested)

@@ -12,7 +12,6 @@ from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.network.profiles import names
 from loadgen.workload import target_mix
-from loadgen.workload.record import Run
 
 WARM_UP_S: Final = 2.0
 ARRIVALS: Final = "poisson:8"
@@ -90,10 +89,6 @@ class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
             "Exit with status 1 if a smaller share of requests is answered right within the deadline.",
         ),
     ] = None
-    max_cpu_steal: Annotated[
-        float | None,
-        option("Verdict", "Exit with status 1 if the host held back a larger share of processor time."),
-    ] = None
 
 
 def completed(given: RunOptions) -> RunOptions:
@@ -127,12 +122,8 @@ def check_goals(given: RunOptions) -> None:
     """
     if given.p99_ms is not None:
         options.positive("--p99-ms", given.p99_ms)
-    for named, share in (
-        ("--min-effective", given.min_effective),
-        ("--max-cpu-steal", given.max_cpu_steal),
-    ):
-        if share is not None and not 0.0 < share <= 1.0:
-            raise ConfigError(f"{named}: expected a share above 0 and at most 1, got {share!r}")
+    if given.min_effective is not None and not 0.0 < given.min_effective <= 1.0:
+        raise ConfigError(f"--min-effective: expected a share above 0 and at most 1, got {given.min_effective!r}")
 
 
 def missed_goals(
@@ -156,11 +147,3 @@ def missed_goals(
 
 def _codes(errors: dict[str, int]) -> str:
     return ", ".join(f"{code} {count}" for code, count in errors.items())
-
-
-def host_limits(tested: Run, given: RunOptions) -> list[str]:
-    """The limit on CPU steal, if a test exceeded it; an unknown share counts as too much."""
-    share, most = tested.stolen, given.max_cpu_steal
-    if most is None or (share is not None and share <= most):
-        return []
-    return [f"CPU steal is {'not known here' if share is None else f'{share:.1%}'}; expected at most {most:.1%}"]

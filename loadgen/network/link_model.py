@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, LinkTrace, Loss, NoLoss, Outages, TraceStep
+from loadgen.network.link_spec import GilbertElliott, IidLoss, LinkSpec, LinkTrace, Loss, Outages, TraceStep
 
 BATCH: Final = 64
 """Packets read from one socket before others get their turn."""
@@ -186,7 +186,7 @@ def _loss_process(loss: Loss, source: random.Random) -> Callable[[float], bool]:
             return _Bursts(loss, source)
         case Outages():
             return _DeadTimes(loss, source)
-        case NoLoss():
+        case None:
             return lambda _: False
 
 

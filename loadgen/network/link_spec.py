@@ -22,10 +22,6 @@ MAX_TRACE_STEPS: Final = 360_000
 """An hour in steps of 10 ms."""
 
 
-class NoLoss(msgspec.Struct, frozen=True, tag="none"):
-    """Nothing is lost in the air."""
-
-
 class IidLoss(msgspec.Struct, frozen=True, tag="iid"):
     """Every packet is lost with probability `ratio` (0..1), whatever happened to others."""
 
@@ -65,7 +61,8 @@ class Outages(msgspec.Struct, frozen=True, tag="outages"):
         _within("outage (ms)", self.mean_ms, 0.01, 600_000.0)
 
 
-Loss: TypeAlias = NoLoss | IidLoss | GilbertElliott | Outages
+Loss: TypeAlias = IidLoss | GilbertElliott | Outages | None
+"""What is lost in the air; None: nothing."""
 
 
 class TraceStep(msgspec.Struct, frozen=True, array_like=True):
@@ -149,7 +146,7 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Uniform between 0 and this, on top of the delay."""
     jitter_reorders: bool = False
     """Whether jitter may let a packet overtake another. If not, one that would waits for the other."""
-    loss: Loss = NoLoss()
+    loss: Loss = None
     reorder_ratio: float = 0.0
     """Probability that a packet is held back while those behind it go on."""
     reorder_delay_ms: float = 5.0
@@ -172,7 +169,7 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _within("duplicate", self.duplicate_ratio, 0.0, 1.0)
         _within("queue (bytes)", self.queue_bytes, 0, 100_000_000)
         _within("seed", self.seed, 0, MAX_SEED)
-        if self.trace is not None and (self.rate_bit_s is not None or self.delay_ms or self.loss != NoLoss()):
+        if self.trace is not None and (self.rate_bit_s is not None or self.delay_ms or self.loss is not None):
             raise ConfigError("trace: it says rate, delay and loss itself; leave those out")
 
     @classmethod
@@ -271,7 +268,7 @@ def _loss(given: Mapping[str, float]) -> Loss:
     if "loss" not in given:
         if burst is not None or outage is not None:
             raise ConfigError("burst and outage say how losses come together; loss says how many and is missing")
-        return NoLoss()
+        return None
     if burst is not None:
         return GilbertElliott(given["loss"], burst)
     if outage is not None:
@@ -323,7 +320,7 @@ def _shown(spec: LinkSpec) -> list[tuple[str, str]]:
             shown += [("loss", _number(ratio)), ("burst", _number(burst))]
         case Outages(ratio=ratio, mean_ms=mean):
             shown += [("loss", _number(ratio)), ("outage", f"{_number(mean)}ms")]
-        case NoLoss():
+        case None:
             pass
     if spec.jitter_reorders:
         shown.append(("jitter_reorders", "yes"))

@@ -22,7 +22,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Literal, TypeAlias
 
@@ -56,7 +55,7 @@ def available() -> str | None:
         return "needs /dev/net/tun"
     name = f"{new_name()}-client"
     try:
-        with _device_made():
+        with _new_device():
             ip("netns", "add", name)
             try:
                 ip("netns", "exec", name, "true")
@@ -168,33 +167,24 @@ def _sysctl(name: str, value: str) -> None:
     Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
-@dataclass(frozen=True, slots=True)
-class TunDevice:
-    """An open TUN device."""
-
-    name: str
-    file: IO[bytes]
-
-    def fileno(self) -> int:
-        """Its descriptor: a packet a read, a packet a write; never blocks."""
-        return self.file.fileno()
-
-
 @contextlib.contextmanager
-def _device_made() -> Iterator[TunDevice]:
-    """A TUN device in our own namespace, named by the kernel; it exists while its descriptor is open."""
+def _new_device() -> Iterator[tuple[str, IO[bytes]]]:
+    """(name, file) of a TUN device in our own namespace, named by the kernel; it exists while the file is open."""
     with open("/dev/net/tun", "r+b", buffering=0) as file:  # noqa: PTH123 - Path.open takes no unbuffered r+b
         answer = fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", b"hvtun%d", _IFF_TUN_NO_PI))
         os.set_blocking(file.fileno(), False)
-        yield TunDevice(answer[:16].rstrip(b"\0").decode(), file)
+        yield answer[:16].rstrip(b"\0").decode(), file
 
 
 @contextlib.contextmanager
-def open_device(namespace: str, side: Side, link: int, path: int) -> Iterator[TunDevice]:
-    """One end of a path: a device in a namespace, up, with its address and routes."""
+def open_device(namespace: str, side: Side, link: int, path: int) -> Iterator[IO[bytes]]:
+    """One end of a path: a device in a namespace, up, with its address and routes.
+
+    A read gives a packet, a write sends one; neither blocks.
+    """
     address, name = address_of(link, path, side), _name(link, path)
-    with _device_made() as device:
-        ip("link", "set", device.name, "netns", namespace, "name", name)
+    with _new_device() as (given_name, file):
+        ip("link", "set", given_name, "netns", namespace, "name", name)
         lines = [
             "link set lo up",
             f"link set {name} addrgenmode none",  # else IPv6 looks for routers, which counts as traffic
@@ -212,4 +202,4 @@ def open_device(namespace: str, side: Side, link: int, path: int) -> Iterator[Tu
             _sysctl("tcp_no_metrics_save", "1")
             _sysctl("conf/all/rp_filter", "0")
             _sysctl(f"conf/{name}/rp_filter", "0")
-        yield device
+        yield file

@@ -49,7 +49,7 @@ from loadgen.network.namespaces import (
     routes_of,
     sweep,
 )
-from loadgen.network.tun_relay import AskStatus, BeginRelay, Command, CutPath, RelayStatus, SetLink
+from loadgen.network.tun_relay import ChangePath, Command, Counts
 
 DISCARD_PORT: Final = 9
 """The discard port (RFC 863): a packet to it starts a link that follows a trace."""
@@ -120,7 +120,7 @@ class TunLink:
             if self._congestion is not None:
                 self.set_congestion(self._congestion)
             self._start_relay(stack)
-            self._command(BeginRelay(self._paths), [file.fileno() for file in files])
+            self._command(self._paths, [file.fileno() for file in files])
             devices.close()  # the relay has its own
             stack.callback(self._stop_started)
             self._stack = stack.pop_all()
@@ -173,22 +173,22 @@ class TunLink:
     def set(self, path: int = 0, *, up: LinkSpec | None = None, down: LinkSpec | None = None) -> None:
         """Change a path from the next packet on; None leaves a direction as it is."""
         self._check(path)
-        self._command(SetLink(path, up, down))
+        self._command(ChangePath(path=path, up=up, down=down))
 
     def cut(self, path: int = 0) -> None:
         """Cut a path both ways: all packets disappear without an error, those under way included."""
         self._check(path)
-        self._command(CutPath(path, dead=True))
+        self._command(ChangePath(path=path, dead=True))
 
     def restore(self, path: int = 0) -> None:
         """Mend a path that was cut."""
         self._check(path)
-        self._command(CutPath(path, dead=False))
+        self._command(ChangePath(path=path, dead=False))
 
     def counts(self, path: int = 0) -> tuple[PacketCounts, PacketCounts]:
         """What happened on a path (up, down)."""
         self._check(path)
-        return self._command(AskStatus()).counts[path]
+        return self._command(None)[path]
 
     def set_congestion(self, name: str | None) -> None:
         """TCP's congestion control for connections made from now on, both ways, even if a socket asks for another.
@@ -239,7 +239,7 @@ class TunLink:
         for process in self._started:
             ended(process, STOP_LIMIT_S)
 
-    def _command(self, command: Command, files: Sequence[int] = ()) -> RelayStatus:
+    def _command(self, command: Command, files: Sequence[int] = ()) -> Counts:
         line = msgspec.json.encode(command) + b"\n"
         with self._lock:
             try:
@@ -252,7 +252,7 @@ class TunLink:
                 raise NotReady(f"the link's relay does not answer: {error}") from None
         if not reply:
             raise NotReady("the link's relay has ended; it said why on standard error")
-        return msgspec.json.decode(reply, type=RelayStatus)
+        return msgspec.json.decode(reply, type=Counts)
 
 
 def main(

@@ -15,7 +15,6 @@ import select
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
@@ -27,38 +26,22 @@ from loadgen.network.namespaces import MAX_PATHS, MTU
 # ── What owner and relay say to one another ────────────────────────────────────────────────────────────────────────
 
 
-class BeginRelay(msgspec.Struct, frozen=True, tag="begin"):
-    """Comes with the descriptors of the TUN devices, (client, server) of each path."""
-
-    paths: tuple[tuple[LinkSpec, LinkSpec], ...]
-
-
-class SetLink(msgspec.Struct, frozen=True, tag="set"):
-    """From the next packet on; None leaves a direction as it is."""
+class ChangePath(msgspec.Struct, frozen=True, kw_only=True):
+    """Change a path from the next packet on; None leaves a direction, or whether both are dead, as it is."""
 
     path: int
-    up: LinkSpec | None
-    down: LinkSpec | None
+    up: LinkSpec | None = None
+    down: LinkSpec | None = None
+    dead: bool | None = None
 
 
-class CutPath(msgspec.Struct, frozen=True, tag="cut"):
-    """Kill a path both ways, or mend it."""
-
-    path: int
-    dead: bool
-
-
-class AskStatus(msgspec.Struct, frozen=True, tag="ask"):
-    """For the counts alone."""
-
-
-Command: TypeAlias = BeginRelay | SetLink | CutPath | AskStatus
-
-
-class RelayStatus(msgspec.Struct, frozen=True):
-    """The answer to every command: (up, down) of each path."""
-
-    counts: tuple[tuple[PacketCounts, PacketCounts], ...]
+Paths: TypeAlias = tuple[tuple[LinkSpec, LinkSpec], ...]
+"""(up, down) of each path."""
+Command: TypeAlias = Paths | ChangePath | None
+"""The paths come first, with the descriptors of the TUN devices, (client, server) of each; None asks for the counts."""
+Counts: TypeAlias = tuple[tuple[PacketCounts, PacketCounts], ...]
+"""The answer to every command: (up, down) of each path."""
+COMMANDS: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
 
 
 MOST_WAKING_S: Final = 5e-5
@@ -66,15 +49,6 @@ WAKING_RISE_S: Final = 1e-6
 """With each waking at most; by as much may a packet be early."""
 
 # ── What the relay does ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _PathDirection:
-    """One direction of one path."""
-
-    source: int
-    target: int
-    pipe: LinkPipe[bytes]
 
 
 class _WakeUp:
@@ -99,8 +73,8 @@ class _Relay:
         self._pending = b""
         """The beginning of a command: at most one trace per direction."""
         self._files: list[int] = []
-        self._ways: dict[int, _PathDirection] = {}
-        """By source; (up, down) of each path, one after another."""
+        self._ways: dict[int, tuple[int, LinkPipe[bytes]]] = {}
+        """By source the target and the pipe; (up, down) of each path, one after another."""
 
     def run(self) -> None:
         """Until the owner is gone."""
@@ -109,11 +83,11 @@ class _Relay:
         while data and not self._ways:
             data = self._control.recv(1 << 20)
             self._receive(data)
-        ways = tuple(self._ways.values())
+        pipes = self._pipes()
         sources = [self._control.fileno(), *self._ways]
         waking = _WakeUp()
         while data:
-            soonest = min((at for way in ways if (at := way.pipe.next_at) is not None), default=None)
+            soonest = min((at for pipe in pipes if (at := pipe.next_at) is not None), default=None)
             begun = time.monotonic()
             # select(2) waits to the microsecond, where poll and epoll round up to the next millisecond.
             wait_s = None if soonest is None else max(0.0, soonest - waking.least_s - begun)
@@ -125,60 +99,59 @@ class _Relay:
                 waking.took(woke - begun - wait_s)
             for ready in found:
                 if ready in self._ways:
-                    _take(self._ways[ready], woke)
+                    _take(ready, self._ways[ready][1], woke)
                 else:
                     data = self._control.recv(1 << 20)
                     self._receive(data)
-            for way in ways:
-                _give(way)
+            for target, pipe in self._ways.values():
+                _give(target, pipe)
 
     def _receive(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            self._obey(msgspec.json.decode(line, type=Command))
-            counts = [way.pipe.counts for way in self._ways.values()]
-            status = RelayStatus(tuple(zip(counts[::2], counts[1::2], strict=True)))
-            self._control.sendall(msgspec.json.encode(status) + b"\n")
+            self._obey(COMMANDS.decode(line))
+            counts = [pipe.counts for pipe in self._pipes()]
+            by_path: Counts = tuple(zip(counts[::2], counts[1::2], strict=True))
+            self._control.sendall(msgspec.json.encode(by_path) + b"\n")
 
     def _obey(self, command: Command) -> None:
         match command:
-            case BeginRelay(paths=paths):
+            case None:
+                pass
+            case ChangePath(path=path, up=up, down=down, dead=dead):
+                for pipe, spec in zip(self._pipes()[2 * path : 2 * path + 2], (up, down), strict=True):
+                    if spec is not None:
+                        pipe.direction.spec = spec
+                    if dead is not None:
+                        pipe.dead = dead
+            case paths:
                 for path, (up, down) in enumerate(paths):
                     client, server = self._files[2 * path : 2 * path + 2]
-                    self._ways[client] = _PathDirection(client, server, LinkPipe(up, f"{path} up"))
-                    self._ways[server] = _PathDirection(server, client, LinkPipe(down, f"{path} down"))
-            case SetLink(path=path, up=up, down=down):
-                for way, spec in zip(self._path(path), (up, down), strict=True):
-                    if spec is not None:
-                        way.pipe.direction.spec = spec
-            case CutPath(path=path, dead=dead):
-                for way in self._path(path):
-                    way.pipe.dead = dead
-            case AskStatus():
-                pass
+                    self._ways[client] = server, LinkPipe(up, f"{path} up")
+                    self._ways[server] = client, LinkPipe(down, f"{path} down")
 
-    def _path(self, path: int) -> list[_PathDirection]:
-        return list(self._ways.values())[2 * path : 2 * path + 2]
+    def _pipes(self) -> list[LinkPipe[bytes]]:
+        return [pipe for _, pipe in self._ways.values()]
 
 
-def _take(way: _PathDirection, came: float) -> None:
+def _take(source: int, pipe: LinkPipe[bytes], came: float) -> None:
     """Read what the kernel sent into one end of a path, the first of it at that time."""
     for _ in range(BATCH):
         try:
-            packet = os.read(way.source, MTU + 1)
+            packet = os.read(source, MTU + 1)
         except BlockingIOError:
             return
-        way.pipe.put(len(packet), packet, came)
+        pipe.put(len(packet), packet, came)
         came = time.monotonic()
 
 
-def _give(way: _PathDirection) -> None:
+def _give(target: int, pipe: LinkPipe[bytes]) -> None:
     """Write what has arrived to the other end."""
-    for packet in way.pipe.due(time.monotonic()):
+    for packet in pipe.due(time.monotonic()):
         try:
-            os.write(way.target, packet)
+            os.write(target, packet)
         except OSError:  # the kernel has no room, or the device is down
-            way.pipe.lost_relay += 1
+            pipe.lost_relay += 1
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from hawkvision.core.command_line import call
 from hawkvision.core.errors import ConfigError, HawkVisionError
-from loadgen.host.timer import Timer
+from loadgen.clients.timer import Timer
 from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec
 

@@ -153,8 +153,6 @@ class Run(msgspec.Struct, frozen=True):
     """Share of the processor time wanted meanwhile, 0..1, that the machine's host held back; None if not known."""
     server: str = ""
     """What the server says of itself (`loadgen.clients.server_info`); empty if it says nothing, or was not asked."""
-    rounds_steady: list[bool | None] = []
-    """`steady` of each round, where the run is several put together: then it is steady if all of them are."""
     kind: str = ""
     """The kind of task whose loss says how right an answer is; empty if that is not known."""
     link: str = ""
@@ -163,8 +161,8 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def link_words(self) -> str:
-        """`lte`, `no link`, or `a link` if an earlier version did not record its name."""
-        return self.link or ("a link" if self.links else "no link")
+        """`lte`, or `no link`."""
+        return self.link or "no link"
 
     def counted(self) -> list[RequestOutcome]:
         """The outcomes after warm-up."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
-from tests.loadgen.scripted import RecordedRequest, Scripted, reply, scripted
+
+class Served(Protocol):
+    """What is served at an address."""
+
+    url: str
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -28,20 +34,29 @@ def unread(*words: str) -> subprocess.CompletedProcess[str]:
         os.close(write)
 
 
-@contextlib.asynccontextmanager
-async def endless(*words: str) -> AsyncIterator[tuple[Scripted, asyncio.subprocess.Process]]:
-    """A load test that goes on until it is killed, and the server that has had its first image."""
-    first = asyncio.Event()
+def against(
+    serving: AbstractAsyncContextManager[Served],
+    *words: str,
+    until: asyncio.Event | None = None,
+    server_leaves: bool = False,
+) -> tuple[int | None, str, str]:
+    """Status, output and errors of the command. At `until` it is interrupted, or the server leaves."""
 
-    async def say(asked: RecordedRequest) -> bytes:
-        if asked.sends:
-            first.set()
-        return reply(b'{"index": 1}')
+    async def scenario() -> tuple[int | None, str, str]:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", *words, "--url", server.url,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            saying = asyncio.ensure_future(process.communicate())
+            if until is not None:
+                await until.wait()
+                if server_leaves:
+                    await stack.aclose()
+                else:
+                    process.send_signal(signal.SIGINT)
+            out, err = await saying
+            return process.returncode, out.decode(), err.decode()
 
-    async with scripted(say) as server:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
-            "--duration-s", "600", "--no-noise", *words,
-        )  # fmt: skip
-        await first.wait()
-        yield server, process
+    return asyncio.run(scenario())

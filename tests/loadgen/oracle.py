@@ -11,7 +11,7 @@ import numpy as np
 from aiohttp import web
 
 from hawkvision.client.asynchronous import AsyncClient
-from hawkvision.core.errors import BadImage, TargetUnreachable
+from hawkvision.core.errors import TargetUnreachable
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, LabelledClass, Quality, Tier
 from hawkvision.tasks.classification import Classification
 
@@ -28,7 +28,6 @@ class Oracle:
     """A node that is right at `best`, and wrong about every `wrong_every`-th image otherwise."""
 
     wrong_every: int = 4
-    refuse: int | None = None
     degraded_times: int = 0
     """Of each image, how often `best` is answered by the edge, below the target."""
     seen: list[tuple[int, str]] = field(default_factory=list)
@@ -39,8 +38,6 @@ class Oracle:
             "&".join(f"{k}={v}" for k, v in request.query.items() if k != "task"),
         )
         self.seen.append((number, target))
-        if number == self.refuse:
-            return web.json_response(BadImage("odd image").body(), status=400)
         if "min_accuracy" in request.query:
             return web.json_response(TargetUnreachable("too much", 0.9).body(), status=422)
         best = request.query.get("quality") == "best"

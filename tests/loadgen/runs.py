@@ -6,14 +6,9 @@ import numpy as np
 
 from hawkvision.core.types import AccuracyStatus
 from loadgen.workload.record import LinkSample, NoiseFloor, Origin, RequestOutcome, Run, TargetClass
+from loadgen.workload.target_mix import parse
 
-FIVE = (
-    TargetClass({"max_accuracy_drop": "0.01", "deadline_ms": "100"}, 0.2),
-    TargetClass({"max_accuracy_drop": "0.02", "deadline_ms": "100"}, 0.2),
-    TargetClass({"max_accuracy_drop": "0.04", "deadline_ms": "100"}, 0.2),
-    TargetClass({"quality": "fast", "deadline_ms": "100"}, 0.2),
-    TargetClass({"quality": "balanced", "deadline_ms": "100"}, 0.2),
-)
+FIVE = tuple(parse("max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced", 100.0))
 
 
 def origin(seed: int = 7, command: str = "python -m loadgen run --arrivals poisson:8") -> Origin:
@@ -67,79 +62,40 @@ def refusal(
     return RequestOutcome(due_s, due_s, due_s + ms / 1000, target, image, status, error)
 
 
-def plausible(
-    name: str,
-    *,
-    seed: int = 7,
-    rate: float = 8.0,
-    duration_s: float = 60.0,
-    slow: float = 1.0,
-    accuracy_lost: float = 0.01,
-    escalating: float = 0.3,
-    honest: bool = True,
-    kib: float = 12.0,
-    shed: float = 0.0,
-    volatile: bool = True,
-) -> Run:
-    """A run over a link that drives: the requests of a seed are the same whatever the server does with them."""
-    asking, serving = np.random.default_rng(seed), np.random.default_rng([seed, *name.encode()])
-    due = np.cumsum(asking.exponential(1 / rate, int(rate * duration_s * 1.5)))
-    due = due[due < duration_s]
+def plausible(name: str, *, slow: float = 1.0, honest: bool = True) -> Run:
+    """15 seconds over a link that drives: the requests are the same whatever the server does with them."""
+    asking, serving = np.random.default_rng(7), np.random.default_rng([7, *name.encode()])
+    due = np.cumsum(asking.exponential(1 / 8, 180))
+    due = due[due < 15.0]
     target, image = asking.integers(0, 5, len(due)), asking.integers(0, 2_000, len(due))
-    best = np.random.default_rng(seed + 1).random(2_000) < 0.78
-    links = drive(duration_s) if volatile else ()
+    best = np.random.default_rng(8).random(2_000) < 0.78
+    links = drive(15.0)
     outcomes = []
     for when, which, what in zip(due.tolist(), target.tolist(), image.tolist(), strict=True):
-        samples = [one for one in links if one.at_s <= when and one.link == "edge-dc"]
-        bad = bool(samples) and (not samples[-1].up or (samples[-1].rate_mbit_s or 0) < 2)
-        if serving.random() < shed * (4 if bad else 1):
-            outcomes.append(refusal(when, 3.0, target=which, image=what))
-            continue
-        escalated = bool(serving.random() < escalating) and not (bad and honest)
+        now = [one for one in links if one.at_s <= when and one.link == "edge-dc"][-1]
+        bad = not now.up or (now.rate_mbit_s or 0) < 2
+        escalated = bool(serving.random() < 0.3) and not (bad and honest)
         ms = 18 * slow * serving.lognormal(0, 0.25)
         if escalated:
             ms += 45 * slow * serving.lognormal(0, 0.35) * (8 if bad else 1)
-        right = bool(best[what]) and serving.random() > accuracy_lost / 0.78
+        right = bool(best[what]) and serving.random() > 0.01 / 0.78
         status = AccuracyStatus.CERTIFIED if honest and not bad else AccuracyStatus.BEST_EFFORT
-        outcomes.append(
-            answer(
-                when,
-                ms,
-                right=right,
-                target=which,
-                image=what,
-                escalated=escalated,
-                guarantee=status,
-                degraded=bad and honest,
-                sent_bytes=int(1024 * kib * serving.lognormal(0, 0.3)),
-                max_drop=0.02,
-            )
-        )
-    return run_of(
-        outcomes,
-        name=name,
-        targets=FIVE,
-        duration_s=duration_s,
-        warm_up_s=3.0,
-        reference={place: bool(value) for place, value in enumerate(best)},
-        links=links,
-        noise=NoiseFloor(0.4, 1.7, 900.0),
-        made=origin(seed, f"python -m loadgen baselines --links lte-drive --policies {name} --rate {rate:g}"),
-    )
+        outcomes.append(answer(when, ms, right=right, target=which, image=what, escalated=escalated, guarantee=status,
+                               degraded=bad and honest, max_drop=0.02,
+                               sent_bytes=int(12_288 * serving.lognormal(0, 0.3))))  # fmt: skip
+    return run_of(outcomes, name=name, targets=FIVE, duration_s=15.0, warm_up_s=3.0, links=links,
+                  reference={place: bool(value) for place, value in enumerate(best)},
+                  noise=NoiseFloor(0.4, 1.7, 900.0))  # fmt: skip
 
 
 def drive(duration_s: float) -> tuple[LinkSample, ...]:
     """Both links of a drive: rate and loss change every three seconds, with an outage of two in the middle."""
     rng = np.random.default_rng(3)
-    found = []
+    middle_s = duration_s / 2
+    found = [LinkSample(middle_s, "edge-dc", 3.0, 30.0, 0.0, up=False), LinkSample(middle_s + 2, "edge-dc", 12, 30, 0)]
     for at in np.arange(0.0, duration_s, 3.0).tolist():
         rate = float(rng.choice([0.8, 3.0, 12.0, 25.0], p=[0.15, 0.25, 0.3, 0.3]))
         loss = 0.08 if rate < 1 else 0.01
         found.append(LinkSample(at, "client-edge", 4 * rate, 12.0, loss / 2))
         found.append(LinkSample(at, "edge-dc", rate, 30.0, loss))
-    intermediate = duration_s / 2
-    found += [
-        LinkSample(intermediate, "edge-dc", 3.0, 30.0, 0.0, up=False),
-        LinkSample(intermediate + 2, "edge-dc", 12.0, 30.0, 0.0),
-    ]
     return tuple(sorted(found, key=lambda one: one.at_s))

@@ -40,7 +40,7 @@ from msgspec import Meta
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.text_files import read_text
-from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, NoLoss, Outages, TraceStep
+from loadgen.network.link_spec import IidLoss, LinkSpec, LinkTrace, Loss, Outages, TraceStep
 from loadgen.workload.record import LinkSample
 
 Way: TypeAlias = Literal["up", "down"]
@@ -100,15 +100,6 @@ class PhaseStretch:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningAverage:
-    """What a direction gives over a round: bits that it can carry, and the share of the time or of packets lost."""
-
-    rate_mbit_s: float | None
-    """None if it is unlimited at any time."""
-    loss: float
-
-
-@dataclass(frozen=True, slots=True)
 class LinkProfile:
     """A kind of link. `offset` chooses among the traces of a profile: two links, or two rounds, take two numbers."""
 
@@ -145,7 +136,7 @@ class LinkProfile:
 
     def calm(self) -> tuple[LinkSpec, LinkSpec]:
         """(up, down) before anything happens: the usual rates and delays, and no loss."""
-        return msgspec.structs.replace(self.up, loss=NoLoss()), msgspec.structs.replace(self.down, loss=NoLoss())
+        return msgspec.structs.replace(self.up, loss=None), msgspec.structs.replace(self.down, loss=None)
 
     def specs(self, offset: int = 0) -> tuple[LinkSpec, LinkSpec]:
         """(up, down) for the emulator. Both ways have the same phases, and bursts of their own."""
@@ -159,15 +150,18 @@ class LinkProfile:
         begun = ((n * self.length_s + stretch.at_s, stretch.phase) for n in range(rounds) for stretch in round_)
         return [_sample(link, at_s + after_s, phase) for after_s, phase in begun if after_s < duration_s]
 
-    def average(self, way: Way) -> RunningAverage:
-        """What the profile claims of a direction; what its rounds give."""
+    def average(self, way: Way) -> tuple[float | None, float]:
+        """(rate in Mbit/s, share lost) that the profile claims of a direction, and its rounds give.
+
+        The rate is None if it is unlimited at any time.
+        """
         rates, lost = [], 0.0
         for phase in self.phases:
             spec = phase.way(way)
             rates.append((phase.share, 0.0 if phase.dead is not None else spec.rate_bit_s))
             lost += phase.share * _lost(phase, spec.loss)
         limited = [(share, rate) for share, rate in rates if rate is not None]
-        return RunningAverage(sum(s * r for s, r in limited) / 1e6 if len(limited) == len(rates) else None, lost)
+        return sum(s * r for s, r in limited) / 1e6 if len(limited) == len(rates) else None, lost
 
     def _spec(self, way: Way, round_: tuple[PhaseStretch, ...], offset: int) -> LinkSpec:
         chance = random.Random(f"{self.seed + offset} bursts {way}")  # noqa: S311 - a link trace, no secret
@@ -184,7 +178,7 @@ class LinkProfile:
 def _lost(phase: LinkPhase, loss: Loss) -> float:
     if phase.dead is not None:
         return 1.0 if phase.dead == "lost" else 0.0
-    return 0.0 if isinstance(loss, NoLoss) else loss.ratio
+    return 0.0 if loss is None else loss.ratio
 
 
 def _sample(link: str, at_s: float, phase: LinkPhase) -> LinkSample:

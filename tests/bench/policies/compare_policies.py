@@ -38,8 +38,6 @@ from loadgen.clients.processes import WorkerProcesses
 from loadgen.commands import command_line, options
 from loadgen.commands.options import MAX_IN_FLIGHT, Setup
 from loadgen.commands.terminal import terminal
-from loadgen.host import cpu_steal
-from loadgen.host.cpu_steal import ProcessorTime
 from loadgen.network.profiles import LinkProfile
 from loadgen.workload.arrivals import parse as parse_arrivals
 from loadgen.workload.dataset import Dataset, read_dataset
@@ -186,16 +184,17 @@ class _Bench:
             setup_ = self._setup(contender, node.url, plan.classes, number)
             await self._settle(setup_, contender)
             started = options.origin(setup_.seed)
-            before: list[tuple[int, ProcessorTime | None]] = []
+            before: list[tuple[int, tuple[int, int] | None]] = []
 
             def begun() -> None:
                 deployment.begin(near, far, number)
-                before.append((deployment.uplink_bytes(), cpu_steal.read()))
+                before.append((deployment.uplink_bytes(), options.processor_time()))
 
             schedule = f"poisson:{plan.rate:g}"
             try:
                 outcomes = await self._workers.run(setup_.job(parse_arrivals(schedule), plan.duration_s), begun=begun)
-                uplink_bytes, stolen = deployment.uplink_bytes() - before[0][0], cpu_steal.since(before[0][1])
+                uplink_bytes = deployment.uplink_bytes() - before[0][0]
+                stolen = options.stolen_share(before[0][1], options.processor_time())
             finally:
                 deployment.be_perfect()  # what is still on its way is not waited for
         tested = Run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from xml.etree.ElementTree import Element
 
 import html5lib
@@ -12,13 +11,12 @@ import pytest
 
 from hawkvision.core.errors import ConfigError
 from loadgen.analysis.compare import compare_all
-from loadgen.analysis.page import doubts_of, page, write_html
-from loadgen.analysis.page_charts import MeasuredRun, link_words, milliseconds, timeline, windows
+from loadgen.analysis.page import MeasuredRun, doubts_of, page, timeline, windows
 from loadgen.analysis.samples import counted_of
 from loadgen.analysis.summary import summarise
 from loadgen.workload.record import LinkSample, NoiseFloor, Run, TargetClass
 from tests.hawkvision.report.test_charts import assert_legible
-from tests.loadgen.runs import FIVE, answer, drive, origin, plausible, refusal, run_of
+from tests.loadgen.runs import FIVE, answer, origin, plausible, refusal, run_of
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
@@ -28,7 +26,7 @@ def measured(run: Run) -> MeasuredRun:
 
 
 def short(name: str, *, slow: float = 1.0, honest: bool = True) -> Run:
-    return plausible(name, duration_s=15, slow=slow, honest=honest)
+    return plausible(name, slow=slow, honest=honest)
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +95,11 @@ def test_page_of_many_requests_stays_small() -> None:
     assert len(page([run_of(many, duration_s=20, links=links)])) < 120_000
 
 
-def test_odd_runs_have_pages(tmp_path: Path) -> None:
+def test_odd_runs_have_pages() -> None:
     nothing_came = run_of([refusal(1.0, 3), refusal(2.0, 3)])
     one_request = run_of([answer(1.0, 5)], deadline_ms=None, labelled=False)
     for runs in ([nothing_came], [one_request], [nothing_came, one_request]):
         assert tree(page(runs)).find(".//h1") is not None
-    write_html([one_request], tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page([one_request])
 
 
 @pytest.mark.parametrize("n", [0, 13])
@@ -113,12 +109,12 @@ def test_too_few_or_too_many_runs_are_refused(n: int) -> None:
 
 
 def test_percentiles_that_are_lower_bounds_have_arrows() -> None:
-    """Of 100 requests two were not answered: P50 and P90 are known, P99 and P99.9 are at least the deadline."""
+    """Of 100 requests two were not answered, so the P99 is at least the deadline."""
     answered = [answer(k / 10, 10 + k % 50, image=k) for k in range(98)]
     failed = [refusal(9.8 + k / 10, 1, 0, "unreachable", image=98 + k) for k in range(2)]
-    with_failures, without = page([run_of(answered + failed)]), page([run_of(answered)])
-    assert with_failures.count('class="line at-least') == 2
-    assert 'class="line at-least' not in without
+    one, other = run_of(answered, name="one"), run_of(answered + failed, name="other")
+    assert page([one, other]).count('class="line at-least') == 1
+    assert 'class="line at-least' not in page([one, one])
 
 
 def cells_of(text: str, name: str, number: int = 0) -> dict[str, str]:
@@ -144,12 +140,10 @@ def test_doubts_about_runs_come_first() -> None:
     outcomes = [msgspec.structs.replace(answer(k / 10, 50), sent_s=k / 10 + 0.02) for k in range(50)]
     run = run_of(outcomes, noise=NoiseFloor(9.0, 20.0, 5.0), interrupted=True, labelled=False)
     made = msgspec.structs.replace(origin(), load_before=1.9)
-    run = msgspec.structs.replace(
-        run, steady=False, rounds_steady=[True, False, None], origin=made, stolen=0.03, link="lte"
-    )
+    run = msgspec.structs.replace(run, steady=False, origin=made, stolen=0.03, link="lte")
     other = run_of([answer(k / 10, 50) for k in range(999)], name="other", deadline_ms=None)
     found = " ".join(doubts_of([measured(run), measured(other)], compare_all([run, other])))
-    for words in ("interrupted", "not steady", "in 1 of 3 rounds", "too short for its P99: 50 requests", "load 1.9",
+    for words in ("interrupted", "not steady", "too short for its P99: 50 requests", "load 1.9",
                   "by 20 ms or more", "of P50 are", "of P99 are", "5 requests a second", "no labels",
                   "held back 3.0 % of the processor time", "not the same requests", "behind no link",
                   "different deadlines"):  # fmt: skip
@@ -172,13 +166,3 @@ def test_server_that_dies_does_not_get_faster_over_time() -> None:
         for line in lines:
             heights = [float(point.split()[1]) for point in re.findall(r"[\d.]+ [\d.]+", line)]
             assert heights[-1] == min(heights) < heights[0], "at the upper edge"
-
-
-def test_link_is_described_by_its_extremes() -> None:
-    samples = [one for one in drive(60.0) if one.link == "edge-dc"]
-    assert re.fullmatch(r"0\.8–25 Mbit/s, loss up to 8 %, down 2 s", link_words(samples, 60.0))
-    assert link_words([LinkSample(0, "l", None, 0, 0)], 9.0) == "unlimited"
-
-
-def test_times_have_three_digits_and_a_unit() -> None:
-    assert [milliseconds(ms) for ms in (0.1234, 8.43, 104.4, 1_354)] == ["0.123 ms", "8.43 ms", "104 ms", "1.35 s"]

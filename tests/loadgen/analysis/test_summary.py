@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from itertools import chain
 
-import msgspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,6 @@ from rich.console import Console
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus
 from loadgen.analysis.accuracy import TargetVerdict
-from loadgen.analysis.bootstrap import exact_interval
 from loadgen.analysis.summary import ClassSummary, RunSummary, show, summarise, targets_kept
 from loadgen.workload.record import RequestOutcome, Run, TargetClass
 from tests.fuzz.examples import examples
@@ -60,11 +57,6 @@ def test_rates_are_per_second_of_counted_schedule() -> None:
     assert (total.offered_per_s, total.answered_per_s) == (3 / 4, 1 / 4)
 
 
-def test_interrupted_run_lasted_until_its_last_request() -> None:
-    run = run_of([answer(1.0, 9), answer(2.0, 10)], duration_s=60.0, interrupted=True)
-    assert summarise(run).total.offered_per_s == 1.0
-
-
 def test_quick_refusal_waits_at_least_until_the_deadline() -> None:
     total = summarise(run_of([refusal(0.1, 2), answer(0.2, 30), answer(0.3, 40)])).total
     assert round(total.max_ms, 6) == 100
@@ -87,25 +79,6 @@ def test_effective_accuracy_wants_right_and_in_time_of_all_requests() -> None:
     assert (total.effective.value, total.accuracy.value, total.in_time.value) == (1 / 4, 2 / 3, 2 / 4)
 
 
-def test_own_deadline_of_a_target_goes_before_that_of_the_run() -> None:
-    lenient = TargetClass({"deadline_ms": "200"}, 1.0)
-    total = summarise(run_of([answer(0.1, 150)], targets=(lenient,), deadline_ms=100)).total
-    assert total.in_time is not None
-    assert total.in_time.value == 1.0
-
-
-def test_accuracy_has_the_exact_interval() -> None:
-    total = summarise(run_of([answer(k / 10, 10, right=k < 7, image=k) for k in range(10)])).total
-    assert total.accuracy is not None
-    assert (total.accuracy.low, total.accuracy.high) == pytest.approx(exact_interval(7, 10))
-
-
-def test_shares_of_nothing_but_successes_are_not_certain() -> None:
-    total = summarise(run_of([answer(k / 10, 10) for k in range(20)])).total
-    assert total.in_time is not None
-    assert total.in_time.low == pytest.approx(exact_interval(20, 20)[0])
-
-
 def test_shed_requests_and_errors_are_counted_by_code() -> None:
     outcomes = [refusal(0.1, 1), refusal(0.2, 1), refusal(0.3, 1, 503, "not_ready"), refusal(0.4, 1, 0, ""),
                 refusal(0.5, 1, 502, "")]  # fmt: skip
@@ -120,11 +93,6 @@ def test_shares_of_answers_leave_out_those_without() -> None:
                 answer(0.4, 1, guarantee=None), refusal(0.5, 1)]  # fmt: skip
     total = summarise(run_of(outcomes)).total
     assert (total.escalated, total.degraded, total.flagged) == (1 / 4, 1 / 4, 3 / 4)
-
-
-def test_bytes_count_per_request_and_failed_ones_too() -> None:
-    total = summarise(run_of([answer(0.1, 1, sent_bytes=3_000), refusal(0.2, 1)])).total
-    assert total.sent_bytes == 1_500
 
 
 def test_p99_of_fewer_than_a_thousand_says_so() -> None:
@@ -145,17 +113,26 @@ def test_drop_is_paired_with_the_best_stage() -> None:
     assert one.drop.value == pytest.approx((2 - 1) / 10)  # 1 and 2 lost, 9 gained
 
 
-def test_images_that_the_reference_lacks_take_no_part_in_the_drop() -> None:
-    one = only(run_of([answer(0.1, 10, right=False, image=1), answer(0.2, 10, image=2)], reference={2: True}))
-    assert one.drop is not None
-    assert one.drop.value == 0.0
+FLAGGED = [answer(5 + k / 100, 10, right=False, image=400 + k, degraded=True) for k in range(40)]
 
 
-def test_target_is_kept_when_less_is_lost_than_it_allows() -> None:
-    one = only(run_of(drops(1, 400), targets=(DROP,), reference=all_right(400)))
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "unflagged"),
+    [
+        (drops(1, 400), TargetVerdict.KEPT, 1 / 400),
+        (drops(40, 400), TargetVerdict.SILENT, 0.1),
+        (drops(0, 400) + FLAGGED, TargetVerdict.FLAGGED, 0.0),
+        (drops(40, 400, guarantee=BEST_EFFORT), TargetVerdict.UNCLAIMED, None),
+        (drops(1, 40), TargetVerdict.UNCERTAIN, 1 / 40),
+    ],
+)
+def test_target_is_kept_or_missed_by_what_its_answers_claim(
+    outcomes: list[RequestOutcome], verdict: TargetVerdict, unflagged: float | None
+) -> None:
+    one = only(run_of(outcomes, targets=(DROP,), reference=all_right(440)))
     assert one.kept is not None
-    assert one.kept.shortfall.value == pytest.approx(1 / 400 - 0.02)
-    assert one.kept.verdict is TargetVerdict.KEPT
+    assert one.kept.verdict is verdict
+    assert (None if one.unflagged_drop is None else one.unflagged_drop.value) == unflagged
 
 
 def test_target_kept_by_a_few_answers_is_not_shown_to_be() -> None:
@@ -166,49 +143,6 @@ def test_target_kept_by_a_few_answers_is_not_shown_to_be() -> None:
     assert one.kept.shortfall.value < 0 < one.kept.shortfall.high
     assert targets_kept(summarise(run)) == "1 of 1 (1 not shown)"
     assert "kept, not shown (spare 2.0 ±" in printed([summarise(run)])
-
-
-def test_target_is_missed_silently_when_answers_claim_to_keep_it() -> None:
-    one = only(run_of(drops(40, 400), targets=(DROP,), reference=all_right(400)))
-    assert one.kept is not None
-    assert one.kept.verdict is TargetVerdict.SILENT
-    assert one.unflagged_drop is not None
-    assert (one.unflagged, one.unflagged_drop.value) == (400, 0.1)
-
-
-def test_target_missed_among_flagged_answers_only_is_flagged() -> None:
-    flagged = [answer(5 + k / 100, 10, right=False, image=400 + k, degraded=True) for k in range(40)]
-    one = only(run_of(drops(0, 400) + flagged, targets=(DROP,), reference=all_right(440)))
-    assert one.kept is not None
-    assert one.kept.verdict is TargetVerdict.FLAGGED
-    assert one.unflagged_drop is not None
-    assert one.unflagged_drop.value == 0.0
-
-
-def test_target_missed_by_a_server_without_guarantees_was_never_claimed() -> None:
-    one = only(run_of(drops(40, 400, guarantee=BEST_EFFORT), targets=(DROP,), reference=all_right(400)))
-    assert one.kept is not None
-    assert (one.kept.verdict, one.unflagged_drop) == (TargetVerdict.UNCLAIMED, None)
-
-
-def test_target_missed_by_less_than_chance_explains_is_uncertain() -> None:
-    one = only(run_of(drops(1, 40), targets=(DROP,), reference=all_right(40)))
-    assert one.kept is not None
-    assert one.kept.verdict is TargetVerdict.UNCERTAIN
-
-
-def test_drop_that_was_not_measured_is_said_so() -> None:
-    run = run_of(drops(0, 20), targets=(DROP,))
-    assert (only(run).numeric, only(run).kept) == (True, None)
-    assert "not measured" in printed([summarise(run)])
-
-
-def test_absolute_target_needs_no_reference() -> None:
-    outcomes = [answer(k / 100, 10, right=k % 4 != 0, image=k) for k in range(400)]
-    one = only(run_of(outcomes, targets=(AT_LEAST,)))
-    assert one.kept is not None
-    assert one.kept.shortfall.value == pytest.approx(0.05)
-    assert one.kept.verdict is TargetVerdict.SILENT
 
 
 def test_late_answers_are_missing_in_the_effective_shortfall_alone() -> None:
@@ -245,11 +179,6 @@ def test_target_that_is_no_number_is_refused_by_name(field: str, value: str) -> 
     odd = TargetClass({field: value}, 1.0)
     with pytest.raises(ConfigError, match=f"{field}: expected a number from 0, got '{value}'"):
         summarise(run_of([answer(1.0, 1)], targets=(odd,)))
-
-
-def test_outcome_of_an_unknown_target_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected 0 to 0"):
-        summarise(run_of([answer(1.0, 1, target=3)]))
 
 
 OUTCOMES = st.lists(
@@ -293,7 +222,7 @@ def printed(summaries: list[RunSummary]) -> str:
 
 
 def test_table_of_one_run_has_a_row_per_target() -> None:
-    text = printed([summarise(plausible("[bold]mine", duration_s=15))])
+    text = printed([summarise(plausible("[bold]mine"))])
     assert "[bold]mine" in text
     assert "max_accuracy_drop=0.01" in text
     assert "? rests on few requests" in text
@@ -308,25 +237,7 @@ def test_table_has_the_share_that_was_shed_and_marks_a_tail_of_few_requests() ->
     assert row[-4:-2] == ["10", "(25.0%)"]
 
 
-def test_title_names_the_link_that_a_run_was_behind() -> None:
-    run = msgspec.structs.replace(run_of([answer(0.5, 10)], name="mine"), link="lte")
-    assert "mine at http://127.0.0.1:8080, poisson:8 behind lte, deadline 100 ms" in printed([summarise(run)])
-
-
 def test_table_names_why_requests_got_no_answer() -> None:
     codes = ["timeout", *["unreachable"] * 4, *["broken"] * 3, *["[b]odd"] * 2, "rare"]
     run = run_of([answer(0.5, 10), *(refusal(1 + k / 10, 1, 0, code) for k, code in enumerate(codes))], name="mine")
     assert "mine: no answer: 4 unreachable, 3 broken, 2 [b]odd, 2 others" in printed([summarise(run)])
-
-
-def test_table_of_two_runs_has_a_row_per_run() -> None:
-    summaries = [summarise(plausible(name, duration_s=15)) for name in ("one", "two")]
-    lines = printed(summaries).splitlines()
-    assert [line.split()[0] for line in lines if line.split()[:1] in (["one"], ["two"])] == ["one", "two"]
-    assert targets_kept(summaries[0]) in "".join(lines)
-
-
-def test_same_run_gives_the_same_summary() -> None:
-    run = plausible("again", duration_s=15)
-    assert summarise(run) == summarise(run)
-    assert np.isfinite(summarise(run).total.percentile(0.99).high)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hawkvision.client.response import Unreachable
-from hawkvision.core.errors import ConfigError
 from loadgen.clients.base import RequestTimes
 from loadgen.clients.connections import MAX_REPLY_BYTES, ConnectionBroken, ConnectionPool, HttpReply
-from tests.fuzz.examples import examples
 from tests.loadgen.scripted import RecordedRequest, Say, Scripted, reply, scripted
 
 
@@ -80,35 +75,6 @@ def test_a_request_leaves_when_it_is_due_and_both_ends_of_the_exchange_are_noted
         assert times.due <= times.sent <= came[0] <= times.done <= time.monotonic()
 
     against(say, act)
-
-
-def test_of_a_request_that_is_sent_again_the_first_time_counts() -> None:
-    came: list[float] = []
-
-    async def say(asked: RecordedRequest) -> bytes | None:
-        came.append(time.monotonic())
-        return None if asked.connection == 0 and asked.body == b"second" else reply(asked.body)
-
-    async def act(connections: ConnectionPool) -> None:
-        await ask(connections, b"first")
-        times = RequestTimes()
-        await connections.exchange(connections.head("POST", "/"), b"second", times)
-        assert times.sent is not None
-        assert times.done is not None
-        assert times.sent <= came[1] < came[2] <= times.done
-
-    against(say, act)
-
-
-def test_connecting_is_part_of_what_a_request_takes() -> None:
-    async def scenario() -> RequestTimes:
-        connections = ConnectionPool("http://127.0.0.1:9", limit=1, timeout_s=10.0)
-        times = RequestTimes()
-        with pytest.raises(ConnectionBroken, match="unreachable"):
-            await connections.exchange(connections.head("POST", "/"), b"x", times)
-        return times
-
-    assert asyncio.run(scenario()).sent is not None
 
 
 def test_no_more_connections_than_the_limit() -> None:
@@ -191,19 +157,6 @@ def test_what_is_no_reply_is_a_bad_one(said: bytes) -> None:
     refused(said, "bad_reply")
 
 
-@settings(max_examples=examples(200))
-@given(st.binary(max_size=200), st.booleans())
-def test_no_bytes_of_a_server_break_out(garbage: bytes, prefixed: bool) -> None:
-    async def say(_: RecordedRequest) -> bytes | None:
-        return (b"HTTP/1.1 200 OK\r\n" if prefixed else b"") + garbage
-
-    async def act(connections: ConnectionPool) -> None:
-        with contextlib.suppress(ConnectionBroken, TimeoutError):
-            assert (await ask(connections)).status >= 200
-
-    against(say, act, timeout_s=0.02)
-
-
 def test_nobody_there() -> None:
     async def scenario() -> None:
         connections = ConnectionPool("http://127.0.0.1:1", limit=1, timeout_s=5.0)
@@ -213,29 +166,3 @@ def test_nobody_there() -> None:
             await ask(connections)
 
     asyncio.run(scenario())
-
-
-def test_nobody_who_answers_in_time() -> None:
-    async def act(connections: ConnectionPool) -> None:
-        with pytest.raises(Unreachable, match="cannot be reached: no answer to connecting within 1e-09 s"):
-            await connections.open(2)
-
-    against(fine, act, timeout_s=1e-9)
-
-
-@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://a", "http://", "http://a:x", "http://a?b", "http://[::1"])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--url"):
-        ConnectionPool(url, limit=1, timeout_s=1.0)
-
-
-@pytest.mark.parametrize("url", ["http://user:hidden@a", "http://hidden@a:80", "https://:hidden@a:x"])
-def test_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"--url: .* user name or password") as caught:
-        ConnectionPool(url, limit=1, timeout_s=1.0)
-    assert "hidden" not in str(caught.value)
-
-
-def test_key_cannot_smuggle_headers() -> None:
-    with pytest.raises(ConfigError, match="--api-key"):
-        ConnectionPool("http://a", limit=1, timeout_s=1.0, api_key="a\r\nX: y")

@@ -7,15 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
 from loadgen.clients.base import ClientReply, RequestTimes
-from loadgen.clients.datagram import DatagramLoadClient
-from loadgen.clients.engine import GENERATOR_FULL, Engine, LoadJob, ServerAddress, SharedImages, client_for
-from loadgen.clients.http import HttpClient
-from loadgen.clients.oip import OipClient
-from loadgen.host.timer import PreciseTimer
+from loadgen.clients.engine import GENERATOR_FULL, Engine, LoadJob, ServerAddress, SharedImages
 from loadgen.workload.record import INTERRUPTED, UNANSWERED, RequestOutcome
 
 LOADED = SharedImages([b"a", b"b", b"c"], [10, 20, 30], [0, 1, 2])
@@ -75,12 +70,6 @@ def test_every_request_is_sent_with_its_image_and_fields_and_scored() -> None:
         (10, False, 0), (20, True, 1), (30, False, 0), (10, False, 1)
     ]  # fmt: skip
     assert (outcomes[0].tier, outcomes[0].confidence, outcomes[0].sent_bytes) == ("edge", 0.5, 7)
-
-
-def test_nothing_is_sent_before_it_is_due() -> None:
-    outcomes = run(job([0.0, 0.02, 0.04]), Clerk())
-    assert all(each.sent_s >= each.due_s for each in outcomes)
-    assert [each.due_s for each in outcomes] == [0.0, 0.02, 0.04]
 
 
 def test_an_answer_counts_from_when_it_was_whole_not_from_when_it_was_read() -> None:
@@ -165,47 +154,3 @@ def test_answers_are_still_taken_after_an_interrupt() -> None:
         return await running
 
     assert [each.status for each in asyncio.run(scenario())] == [200] * 4
-
-
-def test_without_labels_nothing_is_right_or_wrong() -> None:
-    outcomes = run(job([0.0]), Clerk(), SharedImages([b"a"], [0], None))
-    assert [each.right for each in outcomes] == [None]
-
-
-def test_refusals_are_noted_as_such() -> None:
-    clerk = Clerk(reply=ClientReply(429, "overloaded"))
-    (outcome,) = run(job([0.0]), clerk)
-    assert (outcome.status, outcome.error, outcome.right, outcome.answered) == (429, "overloaded", None, False)
-
-
-def test_job_survives_the_pipe() -> None:
-    given = job([0.5, 0.75], in_flight=3)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(given), type=LoadJob) == given
-
-
-@pytest.mark.parametrize(
-    ("protocol", "kind"), [("http", HttpClient), ("oip", OipClient), ("datagram", DatagramLoadClient)]
-)
-def test_every_protocol_has_an_asker(protocol: str, kind: type) -> None:
-    async def scenario() -> None:
-        server = msgspec.convert({"url": "http://127.0.0.1:1", "protocol": protocol}, ServerAddress)
-        asker = client_for(server, 1)
-        assert isinstance(asker, kind)
-        await asker.close()
-
-    asyncio.run(scenario())
-
-
-def test_alarm_rings_early_when_told_and_not_before_its_time_otherwise() -> None:
-    async def scenario() -> None:
-        alarm = PreciseTimer()
-        at = time.monotonic() + 0.01
-        await alarm.until(at)
-        assert time.monotonic() >= at
-        waiting = asyncio.create_task(alarm.until(time.monotonic() + 60.0))
-        await asyncio.sleep(0)
-        alarm.ring()
-        await waiting
-        alarm.close()
-
-    asyncio.run(scenario())

@@ -54,39 +54,3 @@ def test_work_is_cancelled_and_cleans_up_when_the_event_is_set() -> None:
 
     assert asyncio.run(scenario()) is None
     assert cleaned == [True]
-
-
-def test_work_that_is_done_gives_its_result_and_errors_pass() -> None:
-    async def give() -> int:
-        return 1
-
-    async def fail() -> int:
-        raise ValueError("no")
-
-    async def scenario() -> int | None:
-        assert await run_unless(asyncio.Event(), give()) == 1
-        return await run_unless(asyncio.Event(), fail())
-
-    with pytest.raises(ValueError, match="no"):
-        asyncio.run(scenario())
-
-
-def test_work_ends_with_whoever_waits_for_it() -> None:
-    ended: list[bool] = []
-
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(True)
-
-    async def scenario() -> None:
-        waiting = asyncio.create_task(run_unless(asyncio.Event(), work()))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    asyncio.run(scenario())
-    assert ended == [True]

@@ -18,7 +18,7 @@ import pytest
 
 from hawkvision.core.errors import ConfigError, NotReady
 from hawkvision.system.child_server import ServerProcess
-from loadgen.commands.link_proxy import LinkProxy, link_samples, udp_port_of
+from loadgen.commands.link_proxy import LinkProxy, udp_port_of
 from loadgen.network.namespaces import available
 from loadgen.network.profiles import LinkProfile, load_profile
 from loadgen.workload.record import load
@@ -186,33 +186,10 @@ def test_the_command_offers_a_server_until_it_is_interrupted(null: ServerProcess
     assert re.search(r'^up \{.*"delivered":[1-9]', said, re.MULTILINE)
 
 
-def test_the_record_has_the_trace_from_the_first_request_on() -> None:
-    found = link_samples(load_profile("wifi-busy"), 30.0)
-    assert found[0].at_s == 0.0
-    assert [each.at_s for each in found] == sorted(each.at_s for each in found)
-    assert len(found) > 5
-    assert found[-1].at_s < 30.0
-
-
 def test_a_node_says_where_it_takes_datagrams(null: ServerProcess) -> None:
     assert 0 < asyncio.run(udp_port_of(null.url, None)) < 65536
     with pytest.raises(NotReady, match="/v1/transport"):
         asyncio.run(udp_port_of("http://127.0.0.1:1", None))
-
-
-def test_a_server_that_does_not_say_in_time_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.commands.link_proxy.DISCOVERY_S", 0.05)
-
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async def scenario() -> None:
-        async with serving(silent) as url:
-            await udp_port_of(url, None)
-
-    with pytest.raises(NotReady, match="/v1/transport: TimeoutError"):
-        asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import signal
 import struct
-import sys
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,9 +16,10 @@ from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.system.child_server import ServerProcess
 from hawkvision.tasks.counting import Counts
 from hawkvision.tasks.registry import task_kind
+from loadgen.__main__ import main
 from loadgen.clients.base import ClientReply
-from loadgen.commands.mlperf import MlperfOptions, Scenario, judged, rules, verdict
-from tests.loadgen.command import command
+from loadgen.commands.mlperf import judged, verdict
+from tests.loadgen.command import against, command
 from tests.loadgen.oracle import Oracle, asking, write_set
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
 
@@ -32,6 +30,7 @@ try:
 except ImportError:
     INSTALLED = False
 needs_loadgen = pytest.mark.skipif(not INSTALLED, reason="mlcommons-loadgen is not installed (extra [loadgen])")
+ACCURACY = ("mlperf", "--scenario", "Offline", "--mode", "accuracy")
 
 
 @needs_loadgen
@@ -60,10 +59,7 @@ def test_latency_that_is_not_kept_is_invalid_and_the_status_says_so(null: Server
 @needs_loadgen
 def test_accuracy_mode_scores_every_image(null: ServerProcess, tmp_path: Path) -> None:
     data = write_set(tmp_path, [0, 0, 0, 5])  # the null server always says 0
-    done = command(
-        "mlperf", "--url", null.url, "--scenario", "Offline", "--mode", "accuracy", "--data", str(data),
-        "--out", str(tmp_path / "logs"),
-    )  # fmt: skip
+    done = command(*ACCURACY, "--url", null.url, "--data", str(data), "--out", str(tmp_path / "logs"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 images, 75.00% right, 0 not answered" in done.stdout
     entries = json.loads((tmp_path / "logs" / "mlperf_log_accuracy.json").read_text())
@@ -75,17 +71,9 @@ def test_accuracy_is_shown_for_each_target_class(tmp_path: Path) -> None:
     """Of 40 images `fast` gets every fourth wrong, `best` none."""
     data, oracle = write_set(tmp_path, [i % 7 for i in range(40)]), Oracle(wrong_every=4)
 
-    async def scenario() -> tuple[int | None, str]:
-        async with asking(oracle) as client:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "mlperf", "--url", client.url, "--scenario", "Offline", "--mode",
-                "accuracy", "--data", str(data), "--targets", "quality:best,quality:fast", "--out", str(tmp_path / "l"),
-                stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            out, _ = await process.communicate()
-            return process.returncode, out.decode()
-
-    status, out = asyncio.run(scenario())
+    status, out, _ = against(
+        asking(oracle), *ACCURACY, "--data", str(data), "--targets", "quality:best,quality:fast", "--out", str(tmp_path)
+    )
     assert status == 0, out
     found = {name: (int(asked), float(right)) for name, asked, right in
              re.findall(r"quality=(\w+): (\d+) requests, ([\d.]+)% right, 0 not answered", out)}  # fmt: skip
@@ -99,74 +87,6 @@ def test_accuracy_is_shown_for_each_target_class(tmp_path: Path) -> None:
 
 
 @needs_loadgen
-def test_class_of_small_share_is_asked_though_images_are_few(null: ServerProcess, tmp_path: Path) -> None:
-    """Two images, and one request in ten for a class of its own, which no image's would ever be."""
-    done = command(
-        "mlperf", "--url", null.url, "--scenario", "SingleStream", "--min-duration-s", "0.5", "--limit", "2",
-        "--targets", "quality:fast=0.9,quality:best=0.1", "--out", str(tmp_path),
-    )  # fmt: skip
-    fast, best = (int(asked) for asked in re.findall(r"quality=\w+: (\d+) requests", done.stdout))
-    assert 0.05 < best / (fast + best) < 0.15, done.stdout
-
-
-@needs_loadgen
-def test_more_processes_than_loadgen_drives_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    from loadgen.__main__ import main
-
-    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--processes", "2"]
-    assert main(words) == 1
-    assert "--processes: expected 1" in capsys.readouterr().err
-
-
-@needs_loadgen
-@pytest.mark.parametrize("out", ["file", "file/x", "/proc/none"])
-def test_logs_that_cannot_be_written_are_refused_before_anything_is_asked(
-    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from loadgen.__main__ import main
-
-    (tmp_path / "file").write_bytes(b"")
-    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Offline", "--out", str(tmp_path / out)]
-    assert main(words) == 1
-    assert capsys.readouterr().err.startswith(f"error: --out: {tmp_path / out}: expected a folder")
-
-
-@needs_loadgen
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--min-queries", "99999999999999999999"),
-        ("--min-queries", "0"),
-        ("--min-duration-s", "1e30"),
-        ("--min-duration-s", "nan"),
-        ("--target-latency-ms", "1e30"),
-        ("--target-qps", "1e30"),
-        ("--benchmark", "nosuch"),
-        ("--benchmark", "*"),
-    ],
-)
-def test_options_that_loadgen_cannot_keep_to_are_named(
-    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from loadgen.__main__ import main
-
-    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "SingleStream", "--out", str(tmp_path)]
-    assert main([*words, option, value]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"error: {option}: expected ")
-
-
-@needs_loadgen
-@pytest.mark.parametrize("scenario", get_args(Scenario))
-def test_benchmarks_of_loadgens_conf_are_known_in_every_scenario(scenario: Scenario) -> None:
-    import mlperf_loadgen as loadgen
-
-    for benchmark in ("resnet50", "retinanet", "3d-unet", "bert"):
-        rules(loadgen, MlperfOptions(url="http://127.0.0.1", benchmark=benchmark, scenario=scenario))
-
-
-@needs_loadgen
 def test_interrupt_ends_at_once_and_names_the_logs_that_are_incomplete(tmp_path: Path) -> None:
     enough = asyncio.Event()
     seen: list[RecordedRequest] = []
@@ -177,18 +97,8 @@ def test_interrupt_ends_at_once_and_names_the_logs_that_are_incomplete(tmp_path:
             enough.set()
         return reply(b'{"index": 1}')
 
-    async def scenario() -> tuple[int | None, str]:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "mlperf", "--url", server.url, "--scenario", "SingleStream",
-                "--out", str(tmp_path), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            await enough.wait()
-            process.send_signal(signal.SIGINT)
-            _, err = await process.communicate()
-            return process.returncode, err.decode()
-
-    status, err = asyncio.run(scenario())
+    words = ("mlperf", "--scenario", "SingleStream", "--out", str(tmp_path))
+    status, _, err = against(scripted(say), *words, until=enough)
     assert status == 130
     assert f"its logs in {tmp_path} are incomplete" in err
 
@@ -228,39 +138,34 @@ def test_a_task_of_another_kind_is_driven_too(tmp_path: Path) -> None:
     async def say(_: RecordedRequest) -> bytes:
         return reply(b'{"objects": [], "confidence": 1.0}')
 
-    async def scenario() -> tuple[int | None, str]:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "mlperf", "--url", server.url, "--task", "coco", "--scenario",
-                "Offline", "--mode", "accuracy", "--limit", "3", "--out", str(tmp_path), stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            out, _ = await process.communicate()
-            return process.returncode, out.decode()
-
-    status, out = asyncio.run(scenario())
+    status, out, _ = against(scripted(say), *ACCURACY, "--task", "coco", "--limit", "3", "--out", str(tmp_path))
     assert status == 0, out
     assert "accuracy: 3 images, without labels (1 − the loss of detection), 0 not answered" in out
 
 
 @needs_loadgen
-@pytest.mark.parametrize("content", [None, "*.Server.foo = x\n"])
-def test_confs_that_are_none_are_refused_before_anything_is_asked(
-    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--scenario Offline --processes 2", "--processes: expected 1"),
+        ("--scenario Offline --out {folder}/file/x", "--out: {folder}/file/x: expected a folder"),
+        ("--scenario Server", "--target-qps"),
+        ("--scenario Server --target-qps 1e30", "--target-qps: expected "),
+        ("--scenario Server --user-conf {folder}/none", "--user-conf"),
+        ("--scenario Server --user-conf {folder}/file", "--user-conf"),
+        ("--scenario SingleStream --min-queries 99999999999999999999", "--min-queries: expected "),
+        ("--scenario SingleStream --min-queries 0", "--min-queries: expected "),
+        ("--scenario SingleStream --min-duration-s nan", "--min-duration-s: expected "),
+        ("--scenario SingleStream --target-latency-ms 1e30", "--target-latency-ms: expected "),
+        ("--scenario SingleStream --benchmark nosuch", "--benchmark: expected "),
+    ],
+)
+def test_what_loadgen_cannot_keep_to_is_named_before_anything_is_asked(
+    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from loadgen.__main__ import main
-
-    conf = tmp_path / "user.conf"
-    if content is not None:
-        conf.write_text(content)
-    words = ["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Server", "--user-conf", str(conf)]
-    assert main(words) == 1
-    assert "--user-conf" in capsys.readouterr().err
-
-
-def test_server_scenario_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    if not INSTALLED:
-        pytest.skip("mlcommons-loadgen is not installed (extra [loadgen])")
-    from loadgen.__main__ import main
-
-    assert main(["mlperf", "--url", "http://127.0.0.1:1", "--scenario", "Server"]) == 1
-    assert "--target-qps" in capsys.readouterr().err
+    (tmp_path / "file").write_text("*.Server.foo = x\n")
+    given = ["--out", str(tmp_path)] if "--out" not in words else []
+    assert main(["mlperf", "--url", "http://127.0.0.1:1", *words.format(folder=tmp_path).split(), *given]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {said.format(folder=tmp_path)}")

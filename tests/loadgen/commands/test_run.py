@@ -7,24 +7,21 @@ import gzip
 import importlib
 import itertools
 import shlex
-import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from hawkvision.core.command_line import options_of
 from hawkvision.system.child_server import ServerProcess
 from loadgen.__main__ import COMMANDS, main
 from loadgen.analysis.summary import RunSummary, summarise
 from loadgen.commands.command_line import stated, words
-from loadgen.commands.run_options import RunOptions, host_limits, missed_goals
+from loadgen.commands.run_options import missed_goals
 from loadgen.workload.record import load
-from tests.loadgen.command import command, endless
+from tests.loadgen.command import against, command
 from tests.loadgen.oracle import Oracle, asking, write_set
 from tests.loadgen.runs import answer, refusal, run_of
 from tests.loadgen.scripted import RecordedRequest, reply, scripted
@@ -50,22 +47,19 @@ def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_p
     assert msgspec.convert(figures, RunSummary) == summarise(run)
 
 
+def referred(oracle: Oracle, folder: Path, images: int, *words: str) -> tuple[int | None, str, str]:
+    """Status, output and errors of a run whose record is `run.json`."""
+    data = write_set(folder, [i % 7 for i in range(images)])
+    return against(asking(oracle), "run", "--no-noise", "--data", str(data), "--json", str(folder / "run.json"), *words)
+
+
+OPEN = ("--reference", "--targets", "quality:fast", "--arrivals", "constant:50", "--warm-up-s", "0", "--duration-s")
+
+
 def test_reference_is_asked_of_the_best_stage_once_per_image(tmp_path: Path) -> None:
-    record = tmp_path / "run.json"
     oracle = Oracle(wrong_every=4)
-
-    async def scenario() -> int | None:
-        async with asking(oracle) as client:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", client.url, "--no-noise", "--reference",
-                "--data", str(write_set(tmp_path, [i % 7 for i in range(8)])), "--targets", "quality:fast",
-                "--arrivals", "constant:50", "--duration-s", "0.32", "--warm-up-s", "0", "--json", str(record),
-                stdout=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
-            return await process.wait()
-
-    assert asyncio.run(scenario()) == 0
-    run = load(record)
+    assert referred(oracle, tmp_path, 8, *OPEN, "0.32")[0] == 0
+    run = load(tmp_path / "run.json")
     assert run.reference == dict.fromkeys(range(8), True)
     assert sum(asked == "quality=best" for _, asked in oracle.seen) == 8
     assert [each.right for each in sorted(run.outcomes, key=lambda each: each.image)][::2] == [
@@ -75,71 +69,24 @@ def test_reference_is_asked_of_the_best_stage_once_per_image(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("degraded_times", "status"), [(1, 0), (99, 1)])
 def test_reference_is_the_best_stages_or_none(degraded_times: int, status: int, tmp_path: Path) -> None:
-    record = tmp_path / "run.json"
-    oracle = Oracle(degraded_times=degraded_times)
-
-    async def scenario() -> tuple[int | None, bytes]:
-        async with asking(oracle) as client:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", client.url, "--no-noise", "--reference",
-                "--data", str(write_set(tmp_path, [0, 1])), "--targets", "quality:fast", "--arrivals", "constant:50",
-                "--duration-s", "0.1", "--warm-up-s", "0", "--json", str(record),
-                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            _, said = await process.communicate()
-            return process.returncode, said
-
-    ended, said = asyncio.run(scenario())
+    ended, _, said = referred(Oracle(degraded_times=degraded_times), tmp_path, 2, *OPEN, "0.1")
     assert ended == status
-    if status:
-        assert b"m (edge) answered below the target" in said
-        assert not record.exists()
-    else:
-        assert load(record).reference == {0: True, 1: True}
+    assert ("m (edge) answered below the target" in said) is bool(status)
+    assert not (tmp_path / "run.json").exists() if status else load(tmp_path / "run.json").reference == {0: 1, 1: 1}
 
 
-async def evaluate(oracle: Oracle, folder: Path, images: int, *options: str) -> tuple[int | None, str, str]:
-    """Status, output and errors of an evaluation whose record is `run.json`."""
-    async with asking(oracle) as client:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadgen", "run", "--evaluate", "--url", client.url, "--no-noise", *options,
-            "--data", str(write_set(folder, [i % 7 for i in range(images)])), "--json", str(folder / "run.json"),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        if isinstance(oracle, Silent):
-            await oracle.stuck.wait()
-            process.send_signal(signal.SIGINT)
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
-@dataclass
-class Silent(Oracle):
-    """Answers so many requests, and none after them."""
-
-    answers: int = 0
-    stuck: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def handle(self, request: web.Request) -> web.Response:
-        if len(self.seen) == self.answers:
-            self.stuck.set()
-            await asyncio.Event().wait()
-        return await super().handle(request)
-
-
-@pytest.mark.parametrize("options", [(), ("--arrivals", "closed:5"), ("--arrivals", "closed:16", "--processes", "3")])
+@pytest.mark.parametrize("options", [(), ("--arrivals", "closed:16", "--processes", "3")])
 def test_evaluation_sends_every_image_once_per_target_after_the_reference(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
     oracle = Oracle(wrong_every=4)
-    targets = ("--targets", "quality:fast=7,max_drop:0.01")
-    status, out, err = asyncio.run(evaluate(oracle, tmp_path, 12, *targets, *options))
+    targets = ("--evaluate", "--targets", "quality:fast=7,max_drop:0.01")
+    status, out, err = referred(oracle, tmp_path, 12, *targets, *options)
     assert (status, err) == (0, "")
     wanted = itertools.product(range(12), ["quality=best", "quality=fast", "max_accuracy_drop=0.01"])
     assert sorted(oracle.seen) == sorted(wanted)
     assert "quality=fast" in out
-    summary = summarise(load(tmp_path / "run.json"))
-    fast, drop = summary.classes
+    fast, drop = summarise(load(tmp_path / "run.json")).classes
     assert (fast.figures.n, fast.figures.escalated, fast.figures.flagged, fast.guaranteed_drop) == (12, 0.0, 0.0, 0.01)
     assert fast.figures.accuracy is not None
     assert fast.figures.accuracy.low < fast.figures.accuracy.value == 0.75 < fast.figures.accuracy.high
@@ -149,27 +96,15 @@ def test_evaluation_sends_every_image_once_per_target_after_the_reference(
 
 
 def test_evaluation_names_targets_of_its_own_by_default(tmp_path: Path) -> None:
-    asyncio.run(evaluate(Oracle(), tmp_path, 2))
+    referred(Oracle(), tmp_path, 2, "--evaluate")
     names = [each.name for each in load(tmp_path / "run.json").targets]
-    assert names[:3] == ["quality=best", "quality=balanced", "quality=fast"]
-    assert len(names) == 5
+    assert (names[:3], len(names)) == (["quality=best", "quality=balanced", "quality=fast"], 5)
 
 
 def test_an_evaluation_that_lacks_answers_is_no_success_and_shows_the_others(tmp_path: Path) -> None:
-    status, out, err = asyncio.run(evaluate(Oracle(), tmp_path, 4, "--targets", "quality:fast,min_accuracy:0.99"))
+    status, out, err = referred(Oracle(), tmp_path, 4, "--evaluate", "--targets", "quality:fast,min_accuracy:0.99")
     assert (status, err) == (1, "missed: 4 of 8 requests have no answer: target_unreachable 4\n")
     assert "quality=fast" in out
-
-
-def test_an_interrupted_evaluation_keeps_the_answers_it_has(tmp_path: Path) -> None:
-    """Of twelve images the reference and the first target have all, the second has five when the node goes silent."""
-    silent = Silent(answers=12 + 12 + 5)
-    status, out, _ = asyncio.run(evaluate(silent, tmp_path, 12, "--targets", "quality:fast,max_drop:0.1"))
-    assert status == 130
-    assert "interrupted" in out
-    run = load(tmp_path / "run.json")
-    assert run.interrupted
-    assert [sum(each.answered and each.target == number for each in run.outcomes) for number in (0, 1)] == [12, 5]
 
 
 def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path) -> None:
@@ -183,33 +118,34 @@ def test_interrupt_stops_sending_and_still_writes_record_and_page(tmp_path: Path
         return reply(b'{"index": 1}')
 
     seen: list[bool] = []
-
-    async def scenario() -> tuple[int | None, bytes]:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:50",
-                "--duration-s", "600", "--warm-up-s", "300", "--no-noise", "--json", str(record), "--html", str(page),
-                stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            await enough.wait()
-            process.send_signal(signal.SIGINT)
-            out, _ = await process.communicate()
-            return process.returncode, out
-
-    status, out = asyncio.run(scenario())
-    assert status == 130
+    status, out, _ = against(
+        scripted(say), "run", "--arrivals", "constant:50", "--duration-s", "600", "--warm-up-s", "300", "--no-noise",
+        "--json", str(record), "--html", str(page), until=enough,
+    )  # fmt: skip
     run = load(record)
-    assert run.interrupted
+    assert (status, run.interrupted) == (130, True)
     assert len(run.counted()) == len(run.outcomes)  # the warm-up was not over: better all than nothing
     assert 5 <= len(run.outcomes) < 30_000
     assert run.duration_s < 600
     assert page.is_file()
-    assert b"written to" in out
+    assert "written to" in out
 
 
 def test_client_processes_do_not_outlive_the_run() -> None:
     async def scenario() -> None:
-        async with endless() as (server, process):
+        first = asyncio.Event()
+
+        async def say(asked: RecordedRequest) -> bytes:
+            if asked.sends:
+                first.set()
+            return reply(b'{"index": 1}')
+
+        async with scripted(say) as server:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--duration-s", "600", "--no-noise",
+                "--arrivals", "constant:50",
+            )  # fmt: skip
+            await first.wait()
             assert not server.left.is_set()
             process.kill()
             await process.wait()
@@ -226,35 +162,16 @@ def test_recording_is_replayed_to_its_end(null: ServerProcess, tmp_path: Path) -
     assert [each.due_s for each in load(record).outcomes] == [0.0, 0.0, 0.25]
 
 
-def test_a_recording_that_is_over_before_the_warm_up_is_refused_with_both_durations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    times = tmp_path / "times.txt"
-    times.write_text("100.0\n")
-    assert main(["run", "--url", "http://127.0.0.1:1", "--arrivals", f"replay:{times}"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: --warm-up-s (default 2): ")
-    assert "less than the run, which lasts 0.001 s; got 2.0" in said
+SHORT = ("run", "--arrivals", "constant:20", "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise")
 
 
 def test_a_server_that_refuses_everything_fails_the_test(tmp_path: Path) -> None:
-    record = tmp_path / "run.json"
-
     async def refuse(_: RecordedRequest) -> bytes:
         return reply(b'{"error": "no key", "code": "unauthorized"}', status=401)
 
-    async def scenario() -> tuple[int | None, bytes]:
-        async with scripted(refuse) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
-                "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise", "--json", str(record),
-                stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            _, said = await process.communicate()
-            return process.returncode, said
-
-    assert asyncio.run(scenario()) == (1, b"missed: none of 10 requests was answered: unauthorized 10\n")
-    assert len(load(record).outcomes) == 10
+    status, _, said = against(scripted(refuse), *SHORT, "--json", str(tmp_path / "run.json"))
+    assert (status, said) == (1, "missed: none of 10 requests was answered: unauthorized 10\n")
+    assert len(load(tmp_path / "run.json").outcomes) == 10
 
 
 def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: Path) -> None:
@@ -264,17 +181,7 @@ def test_a_record_that_cannot_be_written_costs_neither_table_nor_page(tmp_path: 
         record.mkdir(exist_ok=True)  # after it was found to be writable
         return reply(b'{"index": 1}')
 
-    async def scenario() -> tuple[int | None, str, str]:
-        async with scripted(say) as server:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "loadgen", "run", "--url", server.url, "--arrivals", "constant:20",
-                "--duration-s", "0.5", "--warm-up-s", "0", "--no-noise", "--json", str(record), "--html", str(page),
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            out, err = await process.communicate()
-            return process.returncode, out.decode(), err.decode()
-
-    status, out, err = asyncio.run(scenario())
+    status, out, err = against(scripted(say), *SHORT, "--json", str(record), "--html", str(page))
     assert (status, err) == (1, f"error: {record}: cannot write: Is a directory\n")
     assert "P99" in out
     assert f"written to {page}" in out
@@ -295,20 +202,9 @@ def test_goals_are_missed_by_what_was_measured() -> None:
     assert missed_goals(refused, 1_000.0, None) == ["P99 ≥ 100.0 ms; expected at most 1000 ms"]
 
 
-def test_a_disturbed_host_fails_a_test_that_allows_less() -> None:
-    quiet = msgspec.structs.replace(run_of([answer(0.1, 50.0)]), stolen=0.01)
-    given = RunOptions(url="http://127.0.0.1", max_cpu_steal=0.01)
-    assert host_limits(quiet, given) == []
-    assert host_limits(msgspec.structs.replace(quiet, stolen=0.03), given) == [
-        "CPU steal is 3.0%; expected at most 1.0%"
-    ]
-    assert "not known here" in host_limits(msgspec.structs.replace(quiet, stolen=None), given)[0]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--max-cpu-steal", "2"], "--max-cpu-steal: expected a share above 0 and at most 1, got 2.0"),
         (["--arrivals", "never"], "--arrivals"),
         (["--duration-s", "0"], "--duration-s"),
         (["--arrivals", "poisson:0.001", "--duration-s", "3"], "no request"),
@@ -343,24 +239,7 @@ def test_what_does_not_fit_is_named(options: list[str], said: str, capsys: pytes
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["find-capacity", "--url", "http://127.0.0.1:1", "--p99-ms", "9"],
-        ["noise"],
-    ],
-)
-def test_files_that_cannot_be_written_are_refused_before_the_test(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "--json", "/"]) == 1
-    assert capsys.readouterr() == ("", "error: /: expected a file to write, got a folder\n")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["run"], ["run", "--protocol", "datagram"], ["find-capacity", "--p99-ms", "9"]],
-)
+@pytest.mark.parametrize("words", [["run", "--protocol", "datagram"], ["find-capacity", "--p99-ms", "9"]])
 @pytest.mark.parametrize(
     ("url", "key", "said"),
     [
@@ -385,14 +264,10 @@ def test_keys_are_not_written_down() -> None:
         words.reset(before)
 
 
-@pytest.mark.parametrize("program", [["loadgen"], ["hawkvision.cli", "load"]])
-def test_the_command_that_a_record_states_is_one_that_runs(
-    program: list[str], null: ServerProcess, tmp_path: Path
-) -> None:
+def test_the_command_that_a_record_states_is_one_that_runs(null: ServerProcess, tmp_path: Path) -> None:
     record = tmp_path / "run.json"
-    asked = ["run", "--url", null.url, "--arrivals", "constant:20", "--duration-s", "0.5", "--warm-up-s", "0"]
-    asked += ["--no-noise", "--json", str(record)]
-    subprocess.run([sys.executable, "-m", *program, *asked], check=True, capture_output=True, timeout=60)
+    asked = ["hawkvision.cli", "load", *SHORT, "--url", null.url, "--json", str(record)]
+    subprocess.run([sys.executable, "-m", *asked], check=True, capture_output=True, timeout=60)
     python, *again = shlex.split(load(record).origin.command)
     assert python == "python"
     record.unlink()
@@ -400,23 +275,14 @@ def test_the_command_that_a_record_states_is_one_that_runs(
     assert len(load(record).outcomes) == 10
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("scipy", "loadgen")])
-def test_what_is_not_installed_is_named_with_its_extra(missing: str, extra: str) -> None:
+def test_what_is_not_installed_is_named_with_its_extra() -> None:
     code = (
-        f"import sys; sys.modules['{missing}'] = None; from loadgen.__main__ import main;"
+        "import sys; sys.modules['scipy'] = None; from loadgen.__main__ import main;"
         "sys.exit(main(['compare', 'a.json', 'b.json']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"pip install 'hawkvision[{extra}]'" in done.stderr
-
-
-@pytest.mark.parametrize("module", [["loadgen"], ["hawkvision.cli", "load"]])
-def test_every_command_is_listed(module: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *module, "--help"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    for name in COMMANDS.commands:
-        assert name in done.stdout
+    assert "pip install 'hawkvision[loadgen]'" in done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS.commands)

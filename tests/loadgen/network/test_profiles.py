@@ -1,20 +1,14 @@
 """Link profiles: what they claim is what the emulator does, chance is seeded, and malformed ones are refused by key."""
 
-import asyncio
 import math
-import re
-import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from loadgen.network.link_model import Direction
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.profiles import LinkProfile, Way, load_profile, names
-from loadgen.network.udp_relay import UdpRelay
 
 SOUND = """
 description = "a test"
@@ -42,16 +36,6 @@ def profile_of(text: str, folder: Path) -> LinkProfile:
     return load_profile(path)
 
 
-def test_these_profiles_are_shipped() -> None:
-    assert names() == ("lan", "lte", "lte-drive", "outage", "satellite", "wan", "wifi-busy")
-
-
-@pytest.mark.parametrize("name", names())
-def test_profiles_say_where_their_figures_come_from(name: str) -> None:
-    cited = re.compile(r"^assumption: |\b20\d\d\b|github\.com/")
-    assert [source for source in load_profile(name).sources if not cited.search(source)] == []
-
-
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("name", names())
 def test_a_round_loses_what_the_profile_claims(name: str, way: Way) -> None:
@@ -61,7 +45,7 @@ def test_a_round_loses_what_the_profile_claims(name: str, way: Way) -> None:
     n = 100_000
     for number in range(n):
         link.offer(4, number * profile.length_s / n)
-    claimed = profile.average(way).loss
+    _, claimed = profile.average(way)
     assert link.lost_queue == 0
     assert link.lost_air / n == pytest.approx(claimed, abs=4 * math.sqrt(max(claimed, 1e-9) / n) + 0.03 * claimed)
 
@@ -72,7 +56,7 @@ def test_a_round_carries_what_the_profile_claims(name: str, way: Way) -> None:
     """Always a packet waiting: what is sent in a round is its mean rate, dead times included."""
     profile = load_profile(name)
     link = Direction(spec_of(profile, way), way)
-    claimed = profile.average(way).rate_mbit_s
+    claimed, _ = profile.average(way)
     assert claimed is not None
     size = round(claimed * 1e6 * profile.length_s / 8 / 5_000)  # so that a round has about 5,000 packets
     sent, now = 0, 0.0
@@ -90,16 +74,6 @@ def test_a_round_carries_what_the_profile_claims(name: str, way: Way) -> None:
 def spec_of(profile: LinkProfile, way: Way) -> LinkSpec:
     up, down = profile.specs()
     return up if way == "up" else down
-
-
-@pytest.mark.parametrize("name", names())
-def test_phases_have_exactly_their_shares_of_a_round(name: str) -> None:
-    profile = load_profile(name)
-    for offset in range(3):
-        spent = dict.fromkeys((phase.name for phase in profile.phases), 0.0)
-        for stretch in profile.schedule(offset):
-            spent[stretch.phase.name] += stretch.seconds
-        assert spent == pytest.approx({phase.name: phase.share * profile.length_s for phase in profile.phases})
 
 
 def test_a_trace_repeats_by_its_number_and_differs_between_numbers() -> None:
@@ -142,29 +116,6 @@ def test_what_is_held_arrives_when_the_link_is_back(tmp_path: Path) -> None:
     assert arrival >= held.at_s + held.seconds
 
 
-def test_samples_go_on_round_after_round() -> None:
-    profile = load_profile("lte-drive")
-    found = profile.samples("client-edge", 2.5 * profile.length_s)
-    assert [sample.at_s for sample in found] == sorted(sample.at_s for sample in found)
-    assert sum(sample.at_s >= 2 * profile.length_s for sample in found) > 1
-    assert found[-1].at_s < 2.5 * profile.length_s
-
-
-def test_a_profile_works_on_the_relay_without_privileges() -> None:
-    profile = load_profile("lan")
-
-    async def cross() -> bytes:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-            server.bind(("127.0.0.1", 0))
-            server.settimeout(30)
-            async with UdpRelay(server.getsockname(), *profile.specs()) as relay:
-                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-                    client.sendto(b"across", relay.address)
-                    return await asyncio.to_thread(server.recv, 100)
-
-    assert asyncio.run(cross()) == b"across"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -201,14 +152,3 @@ def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
         load_profile("wlan")
     with pytest.raises(ConfigError, match="no such link profile"):
         load_profile(tmp_path / "none.toml")
-
-
-@given(text=st.text(max_size=200) | st.text(alphabet='[]={}"%.\n abdeilmnopstuw0159', max_size=200))
-def test_any_text_is_a_profile_or_a_configuration_error(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.toml"
-    path.write_text(SOUND + text, encoding="utf-8", errors="ignore")
-    try:
-        profile = load_profile(path)
-    except ConfigError:
-        return
-    assert sum(stretch.seconds for stretch in profile.schedule()) == pytest.approx(profile.length_s)

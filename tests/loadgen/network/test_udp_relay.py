@@ -13,7 +13,7 @@ import pytest
 from hawkvision.core.errors import ConfigError
 from hawkvision.system.child_server import running
 from loadgen.network.link_spec import LinkSpec
-from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES, UdpRelay, main
+from loadgen.network.udp_relay import UDP_OVERHEAD_BYTES, UdpRelay
 from tests.waiting import until
 
 ANSWER_S = 30.0
@@ -60,18 +60,6 @@ def test_relay_carries_both_ways_with_the_delay_of_each() -> None:
     asyncio.run(scene())
 
 
-def test_relay_keeps_every_packet_and_their_order() -> None:
-    async def scene() -> None:
-        async with relayed("rate=50mbit,jitter=2ms,queue=1MB") as (client, relay, upstream):
-            for first in range(0, 300, 50):  # no more at once than a socket's buffer holds while the machine stalls
-                numbers = list(range(first, first + 50))
-                for number in numbers:
-                    await send(client, number.to_bytes(1200, "big"), relay.address)
-                assert [int.from_bytes((await receive(upstream))[0], "big") for _ in numbers] == numbers
-
-    asyncio.run(scene())
-
-
 def test_each_client_gets_its_own_answers() -> None:
     async def scene() -> None:
         async with relayed() as (client, relay, upstream):
@@ -97,18 +85,6 @@ def test_dead_path_swallows_packets_until_it_is_mended() -> None:
             relay.blackhole(False)
             await send(client, b"kept", relay.address)
             assert (await receive(upstream))[0] == b"kept"
-
-    asyncio.run(scene())
-
-
-def test_spec_changes_while_packets_pass() -> None:
-    async def scene() -> None:
-        async with relayed("loss=100%") as (client, relay, upstream):
-            await send(client, b"lost", relay.address)
-            await until(lambda: relay.counts[0].lost_air == 1)
-            relay.up = LinkSpec.parse("duplicate=100%")
-            await send(client, b"twice", relay.address)
-            assert [(await receive(upstream))[0] for _ in range(2)] == [b"twice", b"twice"]
 
     asyncio.run(scene())
 
@@ -175,8 +151,3 @@ def test_command_relays_and_says_what_happened() -> None:
             assert relay.stop(signal.SIGINT) == 130
         up = next(line for line in relay.output().splitlines() if line.startswith("up "))
         assert json.loads(up.removeprefix("up "))["delivered"] == 1
-
-
-def test_command_explains_a_bad_link(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("127.0.0.1:9", link="delay=5") == 1
-    assert "delay = '5'; expected a time" in capsys.readouterr().err

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import cv2
-import msgspec
 import numpy as np
 import pytest
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import models_dir
-from loadgen.workload.dataset import GENERATED, Dataset, HeldOutIndices, generated, photographs, read_dataset
+from loadgen.workload.dataset import GENERATED, Dataset, generated, photographs, read_dataset
 from loadgen.workload.judging import path_of
 from tests.images import encoded
 from tests.loadgen.oracle import write_set
@@ -37,25 +35,6 @@ def test_folder_of_images_has_no_labels(tmp_path: Path) -> None:
     assert dataset.bodies[1] == encoded(seed=1)
 
 
-def test_folder_of_classes_has_labels(tmp_path: Path) -> None:
-    for name in ("7", "281"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.jpg").write_bytes(encoded())
-    assert read(tmp_path).labels == (281, 7)
-
-
-def test_held_out_images_keep_their_numbers(tmp_path: Path) -> None:
-    data = write_set(tmp_path, [0, 1, 2, 3])
-    sha256 = read_images(data, [str(i) for i in range(10)]).sha256
-    indices = tmp_path / "held_out.json"
-    indices.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, (3, 1))))
-    for split in ("auto", "held_out"):
-        dataset = read(data, split=split, indices=indices)
-        assert (dataset.numbers, dataset.labels, list(dataset.bodies)) == ((3, 1), (3, 1), [b"3", b"1"])
-        assert "held out" in dataset.name
-    assert len(read(data, split="all", indices=indices)) == 4
-
-
 def test_auto_takes_all_of_what_no_calibration_saw(tmp_path: Path) -> None:
     assert len(read(write_set(tmp_path, [0, 1]))) == 2
     with pytest.raises(ConfigError, match="--split all"):
@@ -65,13 +44,6 @@ def test_auto_takes_all_of_what_no_calibration_saw(tmp_path: Path) -> None:
 def test_held_out_of_what_has_no_labels_is_refused() -> None:
     with pytest.raises(ConfigError, match="no calibration"):
         read(None, split="held_out")
-
-
-@pytest.mark.parametrize("split", ["auto", "held_out"])
-def test_indices_that_cannot_be_read_are_named(split: str, tmp_path: Path) -> None:
-    data = write_set(tmp_path, [0, 1])
-    with pytest.raises(ConfigError, match=f"{tmp_path}: cannot read: Is a directory"):
-        read(data, split=split, indices=tmp_path)
 
 
 def test_built_in_images_are_images() -> None:
@@ -88,11 +60,6 @@ def test_order_shows_every_image_before_any_comes_again(tmp_path: Path) -> None:
     assert sorted(order[:6]) == sorted(order[6:12]) == list(range(6))
     assert order.tolist() != sorted(order.tolist())
     assert len(order) == 15
-
-
-def test_missing_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none"):
-        read(tmp_path / "none")
 
 
 def test_boxes_are_labels_and_images_that_a_model_was_trained_on_are_left_out(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import LabelledImages
@@ -22,14 +19,6 @@ def images(n: int) -> LabelledImages:
     return LabelledImages("set.npz", "a" * 64, bodies, np.arange(n) % 7, np.full(n, "x"), np.zeros(n, np.bool_))
 
 
-@given(st.sets(st.integers(0, 10_000), min_size=1, max_size=200), st.integers(1, 250))
-def test_thinning_keeps_distinct_members_in_order(numbers: set[int], limit: int) -> None:
-    kept = thin(np.array(sorted(numbers)), limit)
-    assert len(kept) == min(limit, len(numbers))
-    assert set(kept.tolist()) <= numbers
-    assert np.all(np.diff(kept) > 0)
-
-
 def test_thinning_to_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="--limit"):
         thin(np.arange(5), 0)
@@ -38,11 +27,6 @@ def test_thinning_to_nothing_is_refused() -> None:
 def write_indices(path: Path, indices: tuple[int, ...], sha256: str = "a" * 64) -> Path:
     path.write_bytes(msgspec.json.encode(HeldOutIndices(sha256, indices)))
     return path
-
-
-def test_held_out_numbers_are_read(tmp_path: Path) -> None:
-    path = write_indices(tmp_path / "held_out.json", (4, 2, 9))
-    assert read_indices(path, images(10)).tolist() == [4, 2, 9]
 
 
 def test_held_out_numbers_of_other_data_are_refused(tmp_path: Path) -> None:
@@ -65,12 +49,3 @@ def test_a_calibration_that_held_none_out_names_the_other_splits(tmp_path: Path)
 def test_missing_indices_name_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hawkvision calibrate"):
         read_indices(tmp_path / "none.json", images(10))
-
-
-@given(st.binary(max_size=60))
-def test_garbage_for_indices_is_refused(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "indices.json"
-        path.write_bytes(data)
-        with pytest.raises(ConfigError, match=path.name):
-            read_indices(path, images(10))
