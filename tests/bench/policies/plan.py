@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -155,72 +154,52 @@ def contenders(words: Sequence[str], transports: str) -> tuple[PolicyContender, 
     Raises:
         ConfigError: for an unknown policy, setting or transport, or one that comes twice.
     """
-    plain = [word.removesuffix(FALLBACK) for word in words]
-    ends = [word[len(each) :] for word, each in zip(words, plain, strict=True)]
-    settings = [_setting(word) for word in plain]
-    names = [
-        (policy if value is None else f"{policy}@{_written(value)}") + end
-        for (policy, value), end in zip(settings, ends, strict=True)
-    ]
-    _known("--policies", [policy for policy, _ in settings], POLICIES, once=False)
-    _known("--policies", names, names)
-    if any(policy == "hawkvision" and end for (policy, _), end in zip(settings, ends, strict=True)):
-        raise ConfigError(f"--policies: hawkvision has a way of its own; expected {FALLBACK} after another")
     chosen: dict[str, Transport] = {}
     for part in _words(transports):
         policy, _, transport = part.partition("=")
-        _known("--transport", (policy,), POLICIES)
         known = next((name for name in TRANSPORTS if name == transport), None)
-        if known is None:
+        if known is None or policy not in POLICIES:
             raise ConfigError(f"--transport: expected POLICY= and one of {', '.join(TRANSPORTS)}, got {part!r}")
         chosen[policy] = known
     found = []
-    for name, (policy, value), end in zip(names, settings, ends, strict=True):
-        transport_ = chosen.get(policy, "tcp")
-        threshold, variant = (None, value) if isinstance(value, str) else (value, None)
-        found.append(PolicyContender(name, policy, transport_, threshold, variant, bool(end)))
-        if name == "hawkvision" and transport_ != "tcp":
-            found.append(PolicyContender("hawkvision-tcp", policy, "tcp"))
+    for word in words:
+        one = _contender(word, chosen)
+        found.append(one)
+        if one.name == "hawkvision" and one.transport != "tcp":
+            found.append(replace(one, name="hawkvision-tcp", transport="tcp"))
+    if not found or len({each.name for each in found}) < len(found):
+        raise ConfigError(f"--policies: expected some of {', '.join(POLICIES)}, each once; got {', '.join(words)!r}")
     return tuple(found)
 
 
-def _setting(word: str) -> tuple[str, float | str | None]:
-    """A policy, and after `@` the threshold or the name of the edge's model, if it has one.
+def _contender(word: str, transports: Mapping[str, Transport]) -> PolicyContender:
+    """What a word of `--policies` says.
 
     Raises:
-        ConfigError: for a policy without thresholds, or what is neither.
+        ConfigError: for an unknown policy, a threshold of one without, or a fallback of HawkVision.
     """
-    policy, at, written = word.partition("@")
-    if not at:
-        return policy, None
+    plain = word.removesuffix(FALLBACK)
+    policy, at, setting = plain.partition("@")
     try:
-        value = float(written)
+        threshold = float(setting) if setting else None
     except ValueError:
-        if VARIANT.fullmatch(written):
-            return policy, written
-        value = math.nan
-    if policy != ADJUSTABLE or not 0.0 <= value <= 1.0:
+        threshold = None
+    if threshold is None:
+        usable = not at or VARIANT.fullmatch(setting) is not None
+    else:
+        usable = policy == ADJUSTABLE and 0.0 <= threshold <= 1.0
+    if policy not in POLICIES or not usable:
         raise ConfigError(
-            f"--policies: expected a policy, {ADJUSTABLE}@THRESHOLD with 0 to 1, or POLICY@NAME of an edge model, "
-            f"got {word!r}"
+            f"--policies: expected some of {', '.join(POLICIES)}, {ADJUSTABLE}@THRESHOLD with 0 to 1, or POLICY@NAME "
+            f"of an edge model, got {word!r}"
         )
-    return policy, value
-
-
-def _written(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
+    fallback = word != plain
+    if fallback and policy == "hawkvision":
+        raise ConfigError(f"--policies: hawkvision has a way of its own; expected {FALLBACK} after another")
+    name = policy + (f"@{setting if threshold is None else f'{threshold:g}'}" if setting else "") + FALLBACK * fallback
+    variant = setting if setting and threshold is None else None
+    return PolicyContender(name, policy, transports.get(policy, "tcp"), threshold, variant, fallback)
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _known(option: str, words: Sequence[str], known: Sequence[str], *, once: bool = True) -> tuple[str, ...]:
-    """The words, each `once` if so.
-
-    Raises:
-        ConfigError: if there are none, or one is unknown or comes twice.
-    """
-    if not words or (once and len(set(words)) < len(words)) or not set(words) <= set(known):
-        raise ConfigError(f"{option}: expected some of {', '.join(known)}, each once; got {', '.join(words) or 'none'}")
-    return tuple(words)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from edge.inference.edge_stage import EdgeStage
 from edge.inference.edge_stage import LoadedModel as Loaded
-from hawkvision.core.errors import ArtifactError
 from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SPEC, SURE, GatedBackend
 from tests.hawkvision.tasks.classes import TEN
@@ -25,20 +22,14 @@ class LoadedModel(GatedBackend):
 
 
 class Store:
-    """What variants are loaded from: counts loads, waits for its gate, and fails if told to."""
+    """What variants are loaded from; knows what was."""
 
     def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
         self.loads: list[str] = []
         self.models: dict[str, LoadedModel] = {}
-        self.broken = False
 
     def load(self, name: str) -> EdgeStage:
         self.loads.append(name)
-        assert self.gate.wait(30)
-        if self.broken:
-            raise ArtifactError(f"{name}: gone")
         self.models[name] = LoadedModel(SURE)
         return EdgeStage(name, Loaded(name, self.models[name], SPEC), 1.0, Score.TOP1, TEN)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.core.errors import Overloaded
 from tests.bench.policies.baselines.residency import Residency
 from tests.bench.policies.baselines.store import SIZES, LoadedModel, Store
 from tests.edge.bench import run
 from tests.fuzz.examples import examples
-from tests.waiting import until
 
 # ---------------------------------------------------------------------------------------------------- residency
 
@@ -41,34 +38,6 @@ def test_the_least_recently_used_model_is_evicted() -> None:
     seen, closed = run(scenario)
     assert seen == [("small", "mid"), ("mid", "small"), ("big",), ("small",)]
     assert closed, "what left was unloaded"
-
-
-def test_a_model_that_many_requests_wait_for_is_loaded_once() -> None:
-    async def scenario() -> list[str]:
-        store = Store()
-        models = residency(store)
-        await asyncio.gather(*(use(models, "mid") for _ in range(5)))
-        await models.close()
-        return store.loads
-
-    assert run(scenario) == ["mid"]
-
-
-def test_requests_that_wait_for_loads_are_bounded() -> None:
-    async def scenario() -> None:
-        store = Store()
-        models = residency(store, waiting_limit=2)
-        store.gate.clear()
-        waiting = [asyncio.create_task(use(models, "mid")) for _ in range(2)]
-        await until(lambda: store.loads == ["mid"])
-        with pytest.raises(Overloaded, match="2 requests are already waiting"):
-            await use(models, "mid")
-        await use(models, "small")  # what is resident needs no wait
-        store.gate.set()
-        await asyncio.gather(*waiting)
-        await models.close()
-
-    run(scenario)
 
 
 @settings(max_examples=examples(125), deadline=None)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import (
@@ -19,7 +18,6 @@ from hawkvision.core.types import (
     Target,
     Tier,
 )
-from hawkvision.models.manifest import load_manifest, models_dir
 from hawkvision.system.child_server import running
 from tests.bench.policies.baselines import routes
 from tests.bench.policies.baselines.plugin import RoutedBaseline, with_baselines
@@ -27,15 +25,14 @@ from tests.bench.policies.baselines.routes import BaselineRoutes
 from tests.bench.policies.baselines.settings import BaselineSettings
 from tests.edge.bench import SURE, UNSURE, bench, run
 from tests.edge.conftest import Caller
-from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.edge.peer import Peer
 from tests.hawkvision.cascade.synthetic import make_profile
 from tests.images import encoded
 from tests.waiting import until
 
 
-def routed(policy: str, **settings: Any) -> RoutedBaseline:
-    """A baseline with these settings."""
-    return RoutedBaseline(EdgeConfig(policy=policy, features=(BaselineSettings(**settings),)))
+def routed(policy: str, deadline_fallback: bool) -> RoutedBaseline:
+    return RoutedBaseline(EdgeConfig(policy=policy, features=(BaselineSettings(deadline_fallback=deadline_fallback),)))
 
 
 CASCADE = Policy(make_profile(), "small", "large")
@@ -43,11 +40,11 @@ EDGE, BEST = CASCADE.edge_accuracy.value, CASCADE.best_accuracy.value
 ROUTED: tuple[str, ...] = ("all-dc", "all-edge", "static", "split")
 
 
-def asked(peer: Peer | None, lead: float, policy: str, threshold: float | None = None, **fields: Any) -> Answer:
+def asked(peer: Peer | None, lead: float, policy: str, *, deadline_fallback: bool = False, **fields: Any) -> Answer:
     """The answer to one image under a policy; `lead` says how sure the edge is of it."""
 
     async def scenario() -> Answer:
-        async with bench(peer, lead, baseline=routed(policy, static_threshold=threshold)) as it:
+        async with bench(peer, lead, baseline=routed(policy, deadline_fallback)) as it:
             return await it.ask(**fields)
 
     return run(scenario)
@@ -99,33 +96,12 @@ def test_where_easy_and_hard_images_are_answered(
 # -------------------------------------------------------------------------------------------- deadline fallback
 
 
-def fallen_back(peer: Peer, lead: float, policy: str, **fields: Any) -> Answer:
-    async def scenario() -> Answer:
-        async with bench(peer, lead, baseline=routed(policy, deadline_fallback=True)) as it:
-            return await it.ask(**{"target": Quality.BEST, **fields})
-
-    return run(scenario)
-
-
 @pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
 def test_with_a_fallback_the_edge_answers_degraded_just_before_the_deadline(large: Peer, policy: str) -> None:
     large.delay_s = 20.0
-    answer = fallen_back(large, UNSURE, policy, deadline_ms=500.0)
+    answer = asked(large, UNSURE, policy, target=Quality.BEST, deadline_ms=500.0, deadline_fallback=True)
     assert (answer.tier, answer.model, answer.degraded, answer.escalated) == (Tier.EDGE, "small", True, True)
     assert answer.timing_ms.total > 450.0, "just before the deadline: it learns nothing of the link"
-
-
-@pytest.mark.parametrize("policy", ["all-dc", "static", "split"])
-def test_with_a_fallback_the_datacenters_answer_counts_while_it_is_in_time(large: Peer, policy: str) -> None:
-    answer = fallen_back(large, UNSURE, policy, deadline_ms=10_000.0)
-    assert (answer.tier, answer.index, answer.degraded) == (Tier.DATACENTER, ANSWER_CLASS, False)
-
-
-@pytest.mark.parametrize("policy", ["hawkvision", "all-edge", "static", "split", "all-dc", "infaas"])
-def test_every_policy_runs_the_same_edge_stage(policy: str) -> None:
-    manifest = load_manifest("imagenet", models_dir())
-    assert stage_of(EdgeConfig(policy=policy), manifest) == manifest.cascade.default_edge
-    assert manifest.ensemble(manifest.cascade.default_edge) is not None
 
 
 # ------------------------------------------------------------------------------------------------------ settings
@@ -133,18 +109,7 @@ def test_every_policy_runs_the_same_edge_stage(policy: str) -> None:
 
 def test_a_node_says_under_which_policy_it_runs(peer: Peer) -> None:
     peer.delay_s, peer.status, peer.garbage = 0.0, 200, False
-    words = (
-        "--port",
-        "0",
-        "--backend",
-        "noop",
-        "--datacenter-url",
-        peer.url,
-        "--policy",
-        "static",
-        "--static-threshold",
-        "1",
-    )
+    words = f"--port 0 --backend noop --datacenter-url {peer.url} --policy static --static-threshold 1".split()
     with running("edge", *words, env=with_baselines()) as node:
         caller = Caller(node)
         listed = caller.get("/v1/targets").json
