@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError, HawkVisionError, NotReady
 from loadgen.clients.base import RequestTimes
@@ -111,7 +110,7 @@ class ServerMeasurement:
                 self._report(f"round {number + 1} of {self._plan.rounds}: {name}")
                 try:
                     if name in self._bare:
-                        visit = self._loop(self._bare[name], number)
+                        visit = self._loop(self._bare[name])
                     else:
                         server, python = peers[name]
                         log = logs / f"{name}.log"
@@ -146,7 +145,7 @@ class ServerMeasurement:
 
     async def _open(self, served: RunningServer, rate: float, number: int) -> list[float]:
         # One seed for all servers of a round: the same pattern of arrivals, stretched to each one's rate.
-        due = self._arrivals(rate, number)
+        due = PoissonArrivals(rate).due_times(self._plan.window_s, self._plan.seed + number)
         images = np.random.default_rng(self._plan.seed + number).integers(0, len(self._bodies), len(due)).tolist()
         connections = self._task.connections
         outcomes, _ = await self._drive(served, images, self._plan.window_s, due=due.tolist(), connections=connections)
@@ -176,23 +175,16 @@ class ServerMeasurement:
         outcomes = await Engine(job, loaded, served.asker).run(time.monotonic() + START_S)
         return outcomes, max((each.done_s for each in outcomes), default=0.0)
 
-    def _loop(self, classify: Classify, number: int) -> Visit:
-        """The ceiling: the work in a loop on the servers' core, latencies computed as those of one queue."""
+    def _loop(self, classify: Classify) -> Visit:
+        """The ceiling: the work in a loop on the servers' core."""
         plan = self._plan
         with pinned(self._task.core):
             _repeat(classify, self._bodies, min(2.0, plan.window_s / 4))
             before = time.thread_time()
-            turns_s = _repeat(classify, self._bodies, plan.window_s)
+            turns, wall_s = _repeat(classify, self._bodies, plan.window_s)
             spent_s = time.thread_time() - before
-        per_s = len(turns_s) / float(turns_s.sum())
-        waits = {
-            str(share): (1e3 * sojourns_s(self._arrivals(share * per_s, number), turns_s)).tolist()
-            for share in plan.shares
-        }
-        return Visit(per_s, len(turns_s) / spent_s, 0, waits, [])
-
-    def _arrivals(self, rate: float, number: int) -> NDArray[np.float64]:
-        return PoissonArrivals(rate).due_times(self._plan.window_s, self._plan.seed + number)
+        per_s = turns / wall_s
+        return Visit(per_s, turns / spent_s, 0, {}, [])
 
 
 async def check_answers(served: RunningServer, bodies: Sequence[bytes], expected: Sequence[int]) -> list[int]:
@@ -237,25 +229,10 @@ def _is_right(outcome: RequestOutcome) -> bool:
     return outcome.answered and bool(outcome.right)
 
 
-def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> NDArray[np.float64]:
-    """Seconds that each turn of the loop took, for so many seconds in all."""
-    turns: list[float] = []
-    last = started = time.perf_counter()
-    while last - started < seconds:
-        classify(bodies[len(turns) % len(bodies)])
-        now = time.perf_counter()
-        turns.append(now - last)
-        last = now
-    return np.array(turns)
-
-
-def sojourns_s(due_s: NDArray[np.float64], service_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From when each request was due to when one worker, first come first served, is done with it (Lindley, 1952).
-
-    The n-th takes the n-th of `service_s`, which begins anew where it ends.
-    """
-    done, free_at = np.empty(len(due_s)), 0.0
-    for number, due in enumerate(due_s):
-        free_at = max(free_at, float(due)) + float(service_s[number % len(service_s)])
-        done[number] = free_at
-    return done - due_s
+def _repeat(classify: Classify, bodies: Sequence[bytes], seconds: float) -> tuple[int, float]:
+    """How often it classified in so many seconds, and how long that took."""
+    turns, started = 0, time.perf_counter()
+    while (took := time.perf_counter() - started) < seconds:
+        classify(bodies[turns % len(bodies)])
+        turns += 1
+    return turns, took
