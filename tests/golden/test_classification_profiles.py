@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -22,14 +24,14 @@ RECEIVED = "f1cf6d559b98247482d2f576d7e07329da5959f55907cd1fc4e566d33b7add84"
 @pytest.mark.parametrize(
     ("made", "digest"),
     [
-        (make_profile(), TWO),
-        (make_profile(intermediate=True), THREE),
-        (make_condition(80, 0.75, HARM[80, 0.75]), RECEIVED),
+        (make_profile, TWO),
+        (partial(make_profile, intermediate=True), THREE),
+        (partial(make_condition, 80, 0.75, HARM[80, 0.75]), RECEIVED),
     ],
     ids=["two levels", "three levels", "received images"],
 )
 def test_temperatures_scores_paths_accuracies_and_certificates_are_what_they_were(
-    made: Profile | ReceivedCondition, digest: str
+    made: Callable[[], Profile | ReceivedCondition], digest: str
 ) -> None:
-    text = json.dumps(msgspec.to_builtins(made), sort_keys=True)
+    text = json.dumps(msgspec.to_builtins(made()), sort_keys=True)
     assert hashlib.sha256(text.encode()).hexdigest() == digest

@@ -6,7 +6,6 @@ import functools
 
 import numpy as np
 import pytest
-from mapie.risk_control.fwer_control import FWERFixedSequenceTesting
 
 from hawkvision.cascade.certification.bounds import paired_exact_p
 from hawkvision.cascade.certification.certificate import (
@@ -84,6 +83,8 @@ def test_mapies_fixed_sequence_of_our_p_values_stops_where_ours_does(seed: int) 
     path = two_levels(threshold_grid(pool().scores, 100))
     steps = list(sweep(as_sample(some), path))[1:]
     p_values = np.array([paired_exact_p(step.lost, step.gained, 600, 0.03) for step in steps])
+    from mapie.risk_control.fwer_control import FWERFixedSequenceTesting  # seconds, and for this test alone
+
     rejected = FWERFixedSequenceTesting(n_starts=1).run(p_values, DELTA)
     assert certify(as_sample(some), path, 0.03, DELTA).thresholds == path[len(rejected)]
 
