@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import aiohttp
 import cv2
-import numpy as np
 
 from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.core.errors import HawkVisionError
@@ -436,8 +435,3 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-
-
-def noise(rng: np.random.Generator, size: int) -> bytes:
-    """Bytes that are no image."""
-    return rng.integers(0, 256, size, np.uint8).tobytes()

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,6 @@ from hawkvision.datacenter.launch import local_ray
 from hawkvision.datacenter.stages.cascade_executor import run_two_stages
 from hawkvision.datacenter.stages.catalog import Catalog, load_catalogs, loaded
 from hawkvision.system.child_server import adopt_orphans
-from hawkvision.tasks.classification import ClassificationKind
 from tests.hawkvision.datacenter.conftest import image
 
 ResultT = TypeVar("ResultT")
@@ -169,30 +167,6 @@ async def reconfigured(tier: Tier) -> dict[str, Any]:
     return {"outcomes": dict(seen.outcomes), "same processes": tier.replicas() == before}
 
 
-class NotInstalled(ClassificationKind):
-    """A kind that replicas do not find."""
-
-    name = "seen nowhere"
-
-
-async def refused(tier: Tier) -> dict[str, Any]:
-    """Settings that no replica can use."""
-    before, older = tier.replicas(), await tier.ask()
-    good = tier.catalog
-    tier.catalog = replace(good, kind=NotInstalled(good.kind.labels, {}))
-    await tier.deploy()
-
-    async def reported() -> bool:
-        return all(each.refused for each in await tier.variants.presence())
-
-    await until(reported)
-    (presence, *_) = await tier.variants.presence()
-    result = {"reason": presence.refused, "same answers": await tier.ask() == older}
-    tier.catalog = good
-    await tier.deploy()
-    return {**result, "same processes": tier.replicas() == before}
-
-
 async def rolled(tier: Tier) -> dict[str, Any]:
     """An update that replaces all processes, under load."""
     before = tier.replicas()
@@ -204,25 +178,6 @@ async def rolled(tier: Tier) -> dict[str, Any]:
 
         await until(replaced)
     return {"outcomes": dict(seen.outcomes), "replicas": len(tier.replicas())}
-
-
-async def suspended(tier: Tier) -> dict[str, Any]:
-    """No replica runs when an image with a deadline comes."""
-    stopped = tier.replicas()
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    codes = []
-    try:
-        for streaming in (False, True):
-            try:
-                await tier.ask(Deadline.after_s(0.3, time.monotonic()), streaming=streaming)
-                codes.append("answered")
-            except HawkVisionError as error:
-                codes.append(error.code)
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-    return {"codes": codes, "then": bool(await tier.ask())}
 
 
 async def stored(tier: Tier) -> dict[str, Any]:
@@ -264,7 +219,7 @@ async def main(models: Path) -> dict[str, Any]:
             await loop.run_in_executor(thread, local_ray.start_ray, application(config), Path(folder))
             tier = Tier(config, catalog, thread)
             await tier.deploy()
-            scenarios = (stored, suspended, killed, reconfigured, refused, rolled)
+            scenarios = (stored, killed, reconfigured, rolled)
             results = {}
             for scenario in scenarios:
                 results[scenario.__name__] = await scenario(tier)

@@ -23,7 +23,7 @@ from hawkvision.datacenter.deployment.messages import (
     encode_request,
 )
 from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
-from hawkvision.datacenter.execution.group_settings import GroupSettings, group_settings, process_settings
+from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, evaluation_requests
 from hawkvision.models.manifest import Manifest, artifact_path
@@ -71,12 +71,6 @@ async def started(catalog: Catalog, cache: Path) -> ReplicaEndpoint:
 
 async def ask(replica: ReplicaEndpoint, evaluations: tuple[EvaluationRequest, ...] = SMALL) -> tuple[Part, ...]:
     return decode_reply(await replica.classify(PROTOCOL, image(), encode_request(evaluations, None, None)))
-
-
-def test_settings_pass_through_json_unchanged(catalog: Catalog, tmp_path: Path) -> None:
-    sent = user_config(catalog, tmp_path)
-    received = msgspec.json.decode(msgspec.json.encode(sent))
-    assert GroupSettings.from_user_config(received).to_user_config() == sent
 
 
 def test_new_models_answer_new_images_and_the_statement_follows(

@@ -63,16 +63,6 @@ def test_another_wire_version_is_refused_with_the_one_that_is_spoken(version: st
         check_wire_version({WIRE_HEADER: version})
 
 
-def test_absent_headers_leave_the_choice_to_the_tier() -> None:
-    assert parse_escalation_headers({}) == EscalationRequest(task=None, variant=None, deadline_ms=None, top_k=5)
-
-
-def test_an_intermediate_stage_is_read_from_its_three_headers() -> None:
-    assert parse_escalation_headers(INTERMEDIATE) == EscalationRequest(
-        variant="medium", intermediate=IntermediateOffer(Score.MARGIN, accept_score=0.913, otherwise="committee")
-    )
-
-
 WRONG = {
     "Deadline-Ms": ("", "soon", "nan", "inf", "1e9"),
     "Top-K": ("", "0", "-1", "1001", "5.0", "²"),
@@ -92,18 +82,6 @@ def test_a_wrong_header_is_refused_by_its_name(name: str, text: str | None) -> N
         parse_escalation_headers({name: value for name, value in headers.items() if value is not None})
 
 
-@given(st.dictionaries(st.sampled_from([*WRONG]), st.text(max_size=30)))
-def test_any_header_text_is_read_or_refused_as_bad_field(texts: dict[str, str]) -> None:
-    try:
-        read = parse_escalation_headers({**INTERMEDIATE, **{f"X-HawkVision-{k}": v for k, v in texts.items()}})
-    except BadField:
-        return
-    assert read.deadline_ms is None or read.deadline_ms <= MAX_DEADLINE_MS
-    assert 1 <= read.top_k <= MAX_TOP_K
-    assert read.intermediate is not None
-    assert 0.0 <= read.intermediate.accept_score <= 1.0 or read.intermediate.accept_score == math.inf
-
-
 @given(REQUESTS, TRACES)
 def test_template_and_meta_carry_every_request_back_but_its_deadline(
     request: EscalationRequest, trace: TraceContext
@@ -119,17 +97,6 @@ def test_what_differs_from_image_to_image_is_not_in_the_template(r: EscalationRe
     intermediate = None if r.intermediate is None else msgspec.structs.replace(r.intermediate, accept_score=sure)
     other = msgspec.structs.replace(r, top_k=top_k, deadline_ms=1.0, intermediate=intermediate)
     assert other.template() == r.template()
-
-
-@given(st.binary(max_size=80), st.binary(max_size=64))
-def test_any_template_and_meta_are_read_or_refused_as_bad_field(template: bytes, meta: bytes) -> None:
-    for body in (template, EscalationRequest().template(), PLAIN.template()):
-        for own in (meta, EscalationRequest().meta(start_trace()), PLAIN.meta(start_trace())[: len(meta)]):
-            try:
-                read, _ = parse_escalation_datagram(body, own)
-            except BadField:
-                continue
-            assert 1 <= read.top_k <= MAX_TOP_K
 
 
 PLAIN = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.5, "committee"))

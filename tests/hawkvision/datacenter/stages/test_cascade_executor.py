@@ -135,12 +135,6 @@ def test_the_second_stage_requests_only_missing_views(
     assert [(answer.variant, answer.augmentation) for answer in results[1].answers] in (added, received_of)
 
 
-def test_an_accepted_image_runs_one_stage() -> None:
-    variants = Drawn()
-    run_stages(variants, INTERMEDIATE, (ALL, AcceptThreshold(Score.TOP1, 0.0)))
-    assert variants.asked == [("c", Augmentation.UPRIGHT)]
-
-
 def test_both_stages_run_under_the_same_deadline() -> None:
     variants = Drawn()
     run_stages(variants, INTERMEDIATE, (ALL, AcceptThreshold(Score.TOP1, math.inf)))
@@ -256,17 +250,6 @@ def view_count(stage: ServedStage) -> list[tuple[str, Augmentation]]:
     return [(member, view) for member in stage.members for view in views]
 
 
-def test_members_that_agree_decide_without_the_last_views() -> None:
-    seen = in_parts(Steep(lean=0.95), ALL)[-1]
-    assert [(a.variant, a.augmentation) for a in seen.answers] == view_count(ALL)[:4]
-    assert (seen.missing, seen.decided) == (2, True)
-
-
-def test_a_first_stage_with_a_threshold_evaluates_all_views() -> None:
-    results = run_stages(Steep(lean=0.95), PLAIN_ALL, (ALL, AcceptThreshold(Score.TOP1, 0.5)))
-    assert (len(results), results[0].missing) == (1, 0)
-
-
 def test_the_second_stage_runs_nothing_if_the_first_stages_views_decide_it() -> None:
     variants = Steep(lean=0.99)
     three = ServedStage("three of four", ("a", "b", "c"))
@@ -281,15 +264,3 @@ def test_the_first_stages_views_are_the_first_partial_result_of_the_second() -> 
     assert partials[0][-1].output.tobytes() == average([row(b"", "c", Augmentation.UPRIGHT)], ALL.temperature).tobytes()
     assert partials[0][0] is results[0]
     assert len(partials) == 1 + 4, "and of five more answers the last completes"
-
-
-def test_a_first_stage_of_other_members_gives_the_first_partial_result() -> None:
-    partials, _ = run_with_partials(
-        INTERMEDIATE, (ServedStage("others", ("a", "b")), AcceptThreshold(Score.TOP1, math.inf))
-    )
-    assert partials[0][-1].output.tobytes() == row(b"", "c", Augmentation.UPRIGHT).tobytes()
-
-
-def test_a_first_stage_with_a_threshold_gives_no_partial_results() -> None:
-    partials, _ = run_with_partials(TWO, (ALL, AcceptThreshold(Score.TOP1, 0.0)))
-    assert partials == []

@@ -104,12 +104,6 @@ def test_an_ensemble_temperature_is_applied_to_the_logarithm_of_the_mean(weights
     np.testing.assert_allclose([answer[i] for i in range(6)], powered / powered.sum(), rtol=1e-4)
 
 
-def test_every_member_is_asked_once_for_both_views() -> None:
-    variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
-    post(server(variants))
-    assert variants.asked == [("a", Augmentation.BOTH), ("b", Augmentation.BOTH), ("c", Augmentation.BOTH)]
-
-
 def test_an_ensemble_reports_the_times_of_its_slowest_member() -> None:
     took = {"a": (1.0, 0.0, 9.0), "b": (1.0, 8.0, 3.0), "c": (1.0, 7.0, 2.0)}
     response = post(server(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, took=took)))
@@ -117,21 +111,9 @@ def test_an_ensemble_reports_the_times_of_its_slowest_member() -> None:
     assert (timing.decode, timing.queue, timing.infer) == (1.0, 8.0, 3.0)
 
 
-def test_a_single_stage_asks_one_variant_for_one_view() -> None:
-    variants = Fixed({m: np.ones(6, np.float32) for m in MEMBERS})
-    post(server(variants), variant="a")
-    assert variants.asked == [("a", Augmentation.UPRIGHT)]
-
-
 def test_a_full_member_sheds_the_whole_ensemble_with_retry_after() -> None:
     response = post(server(Fixed({m: np.ones(6, np.float32) for m in MEMBERS}, full=True)))
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-
-
-def test_a_server_without_variants_is_not_ready() -> None:
-    closed = server(Fixed({}))
-    closed.tier.set_variants("shapes", None)
-    assert post(closed).status_code == 503
 
 
 INTERMEDIATE = {"variant": "a", "score": "top1", "otherwise": "all"}
@@ -156,11 +138,6 @@ def test_the_reply_names_the_stage_that_answered_and_states_its_own_score(accept
 def test_the_times_of_two_stages_add_up() -> None:
     answer = read_reply(post(server(unequal()), accept_score="1", **INTERMEDIATE).body)
     assert (answer.timing_ms.decode, answer.timing_ms.queue, answer.timing_ms.infer) == (2.0, 4.0, 6.0)
-
-
-def test_without_an_intermediate_stage_no_score_is_stated() -> None:
-    answer = read_reply(post(server(unequal()), variant="a").body)
-    assert (answer.score, answer.passed_over) == (None, None)
 
 
 def test_a_full_ensemble_sheds_what_the_intermediate_stage_was_not_sure_of() -> None:

@@ -15,7 +15,6 @@ from hawkvision.client.response import Reply
 from hawkvision.core.escalation_api import Transports
 from hawkvision.core.types import Quality
 from hawkvision.transport.client.datagram_client import DatagramLink
-from hawkvision.transport.client.encoding_plan import SMALL_FRAGMENTS
 from hawkvision.transport.coding.image_coding import Complete, Partial
 from hawkvision.transport.coding.rate_fec_control import FINE, QUALITIES
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
@@ -112,7 +111,3 @@ def test_without_a_deadline_an_image_that_does_not_fit_is_encoded_anew() -> None
     (arrived,) = asyncio.run(arrivals(body, LinkSpec(), deadline_ms=None, n=1))
     assert arrived.quality is not None
     assert len(arrived.body) < len(body)
-
-
-def test_the_image_of_these_tests_is_not_one_that_goes_as_it_is_in_any_case() -> None:
-    assert len(BODY) > SMALL_FRAGMENTS * ROOM

@@ -58,17 +58,6 @@ def until(end: Sender, peer: Peer, begin: float, end_at: float) -> list[int]:
     return indices
 
 
-def test_an_image_leaves_as_all_its_fragments() -> None:
-    end, peer = client(), peer_of()
-    number = end.submit(3, IMAGE, Deadline(BEGIN + 0.25), b"meta", BEGIN)
-    frames = out(end, peer, BEGIN)
-    assert [frame.index for frame in frames if isinstance(frame, Fragment)] == list(range(6))
-    first = frames[0]
-    assert isinstance(first, Fragment)
-    assert (first.image, first.template, first.meta) == (number, 3, b"meta")
-    assert (first.left_ms, first.symbol, first.format) == (250, IMAGE.symbols[0], IMAGE.format)
-
-
 def test_parts_of_an_answer_become_one_event_however_often_they_come() -> None:
     end, peer = client(), peer_of()
     end.submit(0, IMAGE, None, b"", BEGIN)
@@ -136,14 +125,6 @@ def test_without_any_report_the_image_is_repaired_with_what_was_sent_least() -> 
     counts = [again.count(index) for index in range(6)]
     assert max(counts) - min(counts) <= 1
     assert min(counts) >= MAX_ROUNDS * 4 // 6 - 1, "a round may find some of the last one's still on their way"
-
-
-def test_k_delivered_fragments_need_no_repair() -> None:
-    end, peer = client(), peer_of()
-    end.submit(0, IMAGE, None, b"", BEGIN)
-    sent(end, peer, BEGIN)
-    end.receive(*peer.seal(Report(0, 0, 0, 0, (0.0, None, 0.0, 0.0, None, 0.0))), BEGIN + 0.04)
-    assert until(end, peer, BEGIN, BEGIN + 60) == []
 
 
 def test_nothing_is_sent_after_its_deadline() -> None:

@@ -19,18 +19,6 @@ def sources(layout: Layout, lost: set[int]) -> list[int]:
     return [segment[0] - 1 for segment in copied(named(layout, lost), layout)]
 
 
-def test_the_segment_above_or_below_comes_before_those_beside() -> None:
-    layout = standard_layout(256, 64, 4)  # 4 rows of 4 segments
-    found = sources(layout, {5, 6, 10})
-    assert (found[5], found[6], found[10]) == (1, 2, 14)
-
-
-def test_beside_comes_before_far_away() -> None:
-    layout = standard_layout(256, 256, 4)
-    column = set(range(1, 64, 4))
-    assert sources(layout, column)[29] == 28
-
-
 @given(st.integers(1, 12), st.integers(1, 12), st.data())
 def test_nearest_is_nearest(rows: int, columns: int, data: st.DataObject) -> None:
     every = [(r, c) for r in range(rows) for c in range(columns)]

@@ -84,13 +84,6 @@ def test_any_k_of_n_give_what_the_encoder_made(size: tuple[int, int]) -> None:
     assert max(map(len, coded.symbols)) <= ROOM
 
 
-def test_order_of_arrival_does_not_matter() -> None:
-    coded = encode(scene(), Plan(50, 0.5), ROOM)
-    forwards = some(coded, range(coded.format.n - coded.format.k, coded.format.n))
-    backwards = dict(reversed(forwards.items()))
-    assert decode(coded.format, forwards) == decode(coded.format, backwards)
-
-
 def test_received_parts_are_true_pixels_and_holes_are_said_to_be_holes() -> None:
     pixels = scene()
     coded = encode(pixels, Plan(80, 0.2), ROOM)
@@ -314,24 +307,6 @@ def test_damaged_symbols_never_break_the_structure(data: st.DataObject) -> None:
     except WireError:
         return
     well_formed(arrived, coded.format)
-
-
-@given(
-    st.builds(
-        dict,
-        kind=st.sampled_from(Kind), width=st.integers(0, 300), height=st.integers(0, 300), quality=st.integers(0, 100),
-        interval=st.integers(0, 20), k=st.integers(0, 6), n=st.integers(0, 10), base_k=st.integers(0, 4),
-    ),
-    st.dictionaries(st.integers(0, 10), st.binary(max_size=80), max_size=10),
-)  # fmt: skip
-def test_garbage_is_an_error_or_nothing(fields: dict[str, int], symbols: dict[int, bytes]) -> None:
-    try:
-        format_ = WireImageFormat(**fields)  # type: ignore[arg-type]
-        arrived = decode(format_, symbols)
-    except WireError:
-        return
-    if format_.kind is Kind.SEGMENTS:
-        well_formed(arrived, format_)
 
 
 def test_one_long_segment_does_not_fill_memory() -> None:

@@ -36,16 +36,6 @@ def passed(relay: UdpRelay) -> int:
     return relay.counts[0].delivered
 
 
-def test_fragments_are_spread_over_both() -> None:
-    async def scenario() -> None:
-        async with two_paths() as (_, client, relays):
-            for _ in range(10):
-                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
-            assert all(passed(relay) >= 30 for relay in relays)
-
-    asyncio.run(scenario())
-
-
 def test_each_of_them_may_die_and_return_and_no_answer_is_lost() -> None:
     async def scenario() -> None:
         async with two_paths() as (_, client, relays):

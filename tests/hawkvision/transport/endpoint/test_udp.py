@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 
 import pytest
 
 from hawkvision.core.errors import ConfigError, Overloaded
 from hawkvision.transport.client.pending_responses import ConnectionLost
-from hawkvision.transport.coding.image_coding import Complete, Partial
+from hawkvision.transport.coding.image_coding import Complete
 from hawkvision.transport.congestion.controller import CongestionController
 from hawkvision.transport.protocol.packet_protection import MAX_SEALED
-from hawkvision.transport.protocol.wire import Status, WireError
+from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.listener import DatagramListener
 from hawkvision.transport.server.session import MAX_UNACKNOWLEDGED, Incoming
 from loadgen.network.link_spec import LinkSpec
@@ -24,16 +23,6 @@ from tests.hawkvision.transport.session import coded
 from tests.waiting import until
 
 IMAGE = coded(k=4, n=6)
-
-
-def test_an_image_is_asked_and_answered() -> None:
-    async def scenario() -> None:
-        async with serving() as server, connected(server.port) as client:
-            assert await client.ask(b"cats", IMAGE, meta=b"7") == (Status.OK, b"cats 7")
-            assert client.useful_side == 256
-            assert client.loss().ratio == 0.0
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS.values(), ids=CONTROLLERS)
@@ -59,23 +48,6 @@ def test_every_congestion_controller_carries_images_both_ways_over_sockets(
                 assert isinstance(channel.paths[0].rate.congestion, controller)
 
     asyncio.run(scenario())
-
-
-def test_what_arrives_is_what_was_sent() -> None:
-    seen = list[Incoming]()
-
-    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
-        seen.append(incoming)
-        return Status.OK, b""
-
-    async def scenario() -> None:
-        async with serving(handler) as server, connected(server.port) as client:
-            await client.ask(b"cats", IMAGE, deadline_s=2.0)
-
-    asyncio.run(scenario())
-    assert [incoming.arrived for incoming in seen] == [Complete(b"".join(IMAGE.symbols[:4]), None)]
-    assert seen[0].deadline is not None
-    assert 1.5 < seen[0].deadline.remaining_s(seen[0].started) <= 2.0
 
 
 def test_many_clients_ask_many_images_at_once() -> None:
@@ -112,32 +84,6 @@ def test_a_handlers_error_reaches_its_caller_only() -> None:
     asyncio.run(scenario())
 
 
-def test_a_handshake_gets_through_a_fifth_of_loss() -> None:
-    async def scenario() -> None:
-        for seed in range(3):
-            link = LinkSpec.parse(f"delay=5ms,loss=20%,seed={seed}")
-            async with (
-                serving() as server,
-                UdpRelay(("127.0.0.1", server.port), link) as relay,
-                connected(relay.address[1]) as client,
-            ):
-                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
-
-    asyncio.run(scenario())
-
-
-def test_a_port_without_a_server_is_a_lost_connection_in_time() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind(("127.0.0.1", 0))
-
-        async def scenario() -> None:
-            with pytest.raises(ConnectionLost, match=r"within 0\.3 s"):
-                async with connected(silent.getsockname()[1], timeout_s=0.3):
-                    pass
-
-        asyncio.run(scenario())
-
-
 def test_a_port_in_use_is_named_in_the_error() -> None:
     async def scenario() -> None:
         async with serving() as server:
@@ -163,39 +109,6 @@ def test_pending_requests_fail_when_the_server_stops() -> None:
     asyncio.run(scenario())
 
 
-def test_a_restarted_server_accepts_reconnecting_clients() -> None:
-    async def scenario() -> None:
-        async with serving() as first:
-            port = first.port
-            async with connected(port) as client:
-                assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
-        async with serving(port=port), connected(port) as again:
-            assert await again.ask(b"cats", IMAGE) == (Status.OK, b"cats ")
-
-    asyncio.run(scenario())
-
-
-def test_an_interim_response_arrives_before_the_response() -> None:
-    go_on = asyncio.Event()
-    interim = list[bytes]()
-
-    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
-        incoming.send_interim(b"cat?")
-        await go_on.wait()
-        return Status.OK, b"cat"
-
-    async def scenario() -> tuple[Status, bytes]:
-        async with serving(handler) as server, connected(server.port) as client:
-            asking = asyncio.create_task(client.ask(b"cats", IMAGE, on_interim=interim.append))
-            await until(lambda: bool(interim))
-            assert not asking.done()
-            go_on.set()
-            return await asking
-
-    assert asyncio.run(scenario()) == (Status.OK, b"cat")
-    assert interim == [b"cat?"]
-
-
 def test_a_cancelled_request_cancels_the_handler() -> None:
     cancelled = asyncio.Event()
 
@@ -218,32 +131,6 @@ def test_a_cancelled_request_cancels_the_handler() -> None:
     asyncio.run(scenario())
 
 
-def test_a_part_is_offered_first_and_the_whole_once_it_is_repaired() -> None:
-    from tests.sim.test_transport import SEGMENTS
-
-    parts = list[tuple[type, type]]()
-
-    async def handler(incoming: Incoming) -> tuple[Status, bytes]:
-        if incoming.better is not None:
-            better = await incoming.better
-            parts.append((type(incoming.arrived), type(better.arrived)))
-        return Status.OK, b""
-
-    async def scenario() -> None:
-        link = LinkSpec.parse("delay=5ms,loss=40%,seed=3")
-        async with (
-            serving(handler) as server,
-            UdpRelay(("127.0.0.1", server.port), LinkSpec()) as relay,
-            connected(relay.address[1]) as client,
-        ):
-            relay.up = link  # not before: the server gives a handshake five seconds
-            for _ in range(30):
-                await client.ask(b"cats", SEGMENTS)
-
-    asyncio.run(scenario())
-    assert (Partial, Complete) in parts
-
-
 def test_an_exhausted_key_ends_the_connection_with_the_reason() -> None:
     async def scenario() -> None:
         async with serving() as server, connected(server.port) as client:
@@ -257,16 +144,6 @@ def test_an_exhausted_key_ends_the_connection_with_the_reason() -> None:
             with contextlib.suppress(ConnectionLost):
                 await client.ask(b"cats", IMAGE)
             await until(lambda: client.lost == "the key has protected as many datagrams as it may")
-
-    asyncio.run(scenario())
-
-
-def test_symbols_too_long_for_a_datagram_are_refused_before_anything_is_sent() -> None:
-    async def scenario() -> None:
-        async with serving() as server, connected(server.port) as client:
-            with pytest.raises(WireError, match="expected at most"):
-                await client.ask(b"cats", coded(size=1150), meta=bytes(40))
-            assert (await client.ask(b"cats", IMAGE))[0] is Status.OK
 
     asyncio.run(scenario())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import pytest
@@ -16,7 +15,7 @@ from OpenSSL import SSL
 
 from hawkvision.transport.protocol.exporter import Exporter, exported
 from hawkvision.transport.protocol.wire import WireError
-from tests.hawkvision.transport.peers import IDENTITY, connected, serving
+from tests.hawkvision.transport.peers import IDENTITY
 
 
 class Transcript(hashes.HashContext):
@@ -89,25 +88,6 @@ def test_any_value_is_what_openssl_exports(
     algorithm, connection, master = openssl
     expected = connection.export_keying_material(label.encode(), length, context)
     assert exported(algorithm, master, label.encode(), context, length) == expected
-
-
-def test_both_ends_export_the_same_and_no_two_connections_do() -> None:
-    async def scenario() -> list[tuple[bytes, bytes]]:
-        values = []
-        for _ in range(2):
-            async with serving() as server, connected(server.port) as client:
-                assert client._protocol is not None
-                (session,) = server.sessions.values()
-                ends = (client._protocol.exporter, session._protocol.exporter)
-                first, second = (end.export(b"EXPORTER-test") for end in ends)
-                assert first == second
-                assert first != ends[0].export(b"EXPORTER-other")
-                values.append((first, second))
-        return values
-
-    (one, _), (other, _) = asyncio.run(scenario())
-    assert one != other
-    assert len(one) == 32
 
 
 def test_nothing_is_exported_before_the_handshake() -> None:

@@ -75,12 +75,6 @@ def test_an_image_is_handed_over_once_when_k_fragments_came_in_any_order() -> No
     assert give(end, peer, *some) == []
 
 
-def test_duplicates_do_not_count_twice() -> None:
-    end, peer = server(), Peer()
-    some = fragments(coded(k=4, n=6))
-    assert give(end, peer, *[some[0]] * 6, *[some[1]] * 6, some[2]) == []
-
-
 def test_the_first_of_two_conflicting_fragments_counts() -> None:
     end, peer, image = server(), Peer(), coded(k=2, n=3)
     good = fragments(image)
@@ -172,14 +166,6 @@ def test_an_image_is_held_no_longer_than_that() -> None:
     assert {part.status for part in answers(end, peer, BEGIN + 0.061)} == {Status.EXPIRED}
 
 
-def test_images_that_decode_in_parts_are_not_held() -> None:
-    end, peer = server(), Peer()
-    end.timeouts = ReceiveTimeouts(hold_s=0.05)
-    give(end, peer, fragments(SCENE, left_ms=20)[0])
-    (event,) = handed(end, peer, BEGIN + 0.020)
-    assert event.final
-
-
 @pytest.mark.parametrize("parity", [0.0, 0.5])
 def test_too_few_fragments_are_not_decoded(parity: float) -> None:
     end, peer, large = server(), Peer(), encode(scene(320, 320), Plan(80, parity), 300)
@@ -208,12 +194,6 @@ def test_a_whole_coarse_image_is_decoded_however_few_fragments_hold_it() -> None
     (event,) = handed(end, peer, BEGIN + 0.2)
     assert isinstance(event.arrived, Partial)
     assert not event.final
-
-
-def test_too_little_at_a_deadline_is_answered_as_expired() -> None:
-    end, peer = server(), Peer()
-    give(end, peer, fragments(coded(), left_ms=20)[0])
-    assert {part.status for part in answers(end, peer, BEGIN + 0.010)} == {Status.EXPIRED}
 
 
 def test_without_a_deadline_it_is_asked_a_few_times_and_then_given_up() -> None:
@@ -252,14 +232,6 @@ def test_an_unknown_template_waits_for_the_control_stream_and_then_is_refused() 
     assert answers(end, peer, BEGIN + 0.06) == [], "its deadline is over, but what it asks may be told any moment"
     expected = {(2, Status.NO_TEMPLATE)}
     assert {(part.image, part.status) for part in answers(end, peer, BEGIN + TEMPLATE_WAIT_S + 0.001)} == expected
-
-
-def test_an_image_whose_request_comes_late_is_handed_over_late() -> None:
-    end, peer = server(), Peer()
-    assert give(end, peer, *fragments(coded(), 1, 50, template=9)) == []
-    end.register_template(9, b"late")
-    (event,) = handed(end, peer, BEGIN + 0.2)
-    assert (event.number, event.template) == (1, b"late")
 
 
 def test_a_repeated_registration_is_an_error_and_hands_nothing_over_again() -> None:

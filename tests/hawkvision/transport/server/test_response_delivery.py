@@ -5,7 +5,7 @@ from __future__ import annotations
 from hawkvision.transport.protocol.frames import INTERIM_ROOM, AnswerPart, Interim, Report
 from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.receiver import Receiver
-from hawkvision.transport.server.response_delivery import GIVE_UP_S, MAX_INTERIMS
+from hawkvision.transport.server.response_delivery import MAX_INTERIMS
 from tests.hawkvision.transport.server.test_receiver import answers, confirm, give
 from tests.hawkvision.transport.session import BEGIN, Peer, coded, fragments, server
 
@@ -79,17 +79,6 @@ def test_what_does_not_fit_one_datagram_is_not_said_nor_is_more_than_can_be_numb
     for _ in range(MAX_INTERIMS + 9):
         end.interim(0, bytes(INTERIM_ROOM), BEGIN)
     assert interims(end, peer, BEGIN) == [(MAX_INTERIMS - 1, bytes(INTERIM_ROOM))]
-
-
-def test_an_answer_that_nothing_confirms_goes_to_the_stream_once_and_ends() -> None:
-    end, peer, now = server(), Peer(), BEGIN
-    give(end, peer, *fragments(coded()))
-    end.answer(0, Status.OK, b"cat", BEGIN)
-    while now < BEGIN + 3 * GIVE_UP_S:
-        now += 0.05
-        list(end.poll(now))
-    assert list(end.unconfirmed) == [(0, Status.OK, b"cat")]
-    assert not answers(end, peer, now + 5)
 
 
 def test_an_answer_of_many_parts_repeats_only_those_that_are_not_reported() -> None:
