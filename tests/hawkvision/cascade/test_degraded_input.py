@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import Pair, ReceivedCondition, threshold_value
+from hawkvision.cascade.certification.profile import ReceivedCondition, threshold_value
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import TargetUnreachable
 from hawkvision.core.types import (
@@ -126,14 +125,6 @@ def test_the_edge_is_never_believed_in_the_lowest_band(target: Target, fraction:
     assert route.temperature == condition(80, 0.0).edge_temperature
 
 
-@given(TARGETS, st.one_of(st.builds(Received, st.floats(0.0, 0.59), st.just(30)), st.just(Received(1.0, 9))))
-def test_the_edge_is_never_believed_where_nothing_was_measured(target: Target, received: Received) -> None:
-    route = POLICY.route(target, received)
-    assert route.threshold == math.inf
-    assert route.below_target
-    assert route.guarantee.status is AccuracyStatus.BEST_EFFORT
-
-
 @given(TARGETS)
 def test_without_conditions_no_received_image_is_believed(target: Target) -> None:
     assert Policy(make_profile(), "small", "large").route(target, Received(0.99, 80)).direct
@@ -186,16 +177,6 @@ def test_a_sites_certificates_guarantee_nothing_of_received_images(target: Targe
         assert there.threshold == here.threshold
         assert (there.guarantee.status, there.guarantee.max_drop) == (AccuracyStatus.BEST_EFFORT, None)
         assert there.controls is None
-
-
-def test_controllers_of_two_conditions_have_different_keys() -> None:
-    routes = [POLICY.route(MaxAccuracyDrop(0.15), Received(*place)) for place in ((1.0, 80), (0.8, 80), (1.0, 27))]
-    keys = {route.controls.edge.key for route in routes if route.controls and route.controls.edge}
-    assert len(keys) == len(routes)
-
-
-def test_conditions_survive_the_file() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(PAIR), type=Pair) == PAIR
 
 
 def test_every_certified_target_is_monitored_in_every_condition() -> None:

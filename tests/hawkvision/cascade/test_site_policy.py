@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from hawkvision.cascade.certification.profile import Profile
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
@@ -56,53 +59,39 @@ def test_agreement_at_a_site_holds_relative_targets_but_no_absolute_ones() -> No
         assert policy.route(MinAccuracy(accuracy)).guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
-@pytest.mark.parametrize("wrong", ["small", "large", "medium"])
-def test_site_certificates_made_for_another_model_are_refused_by_its_name(wrong: str) -> None:
-    site = site_of(THREE)
-    stages = tuple(msgspec.structs.replace(r, fingerprint="b" * 64) if r.name == wrong else r for r in site.stages)
-    with pytest.raises(ManifestError, match=f"made for {wrong} with fingerprint bbbb.*hawkvision certify"):
-        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, stages=stages))
+def with_stage(site: SiteCertificates, name: str, **changes: Any) -> SiteCertificates:
+    stages = tuple(replace(each, **changes) if each.name == name else each for each in site.stages)
+    return replace(site, stages=stages)
 
 
-@pytest.mark.parametrize("left_out", ["small", "large", "medium"])
-def test_site_certificates_that_leave_a_stage_open_are_refused_by_its_name(left_out: str) -> None:
-    site = site_of(THREE)
-    stages = tuple(stage for stage in site.stages if stage.name != left_out)
-    with pytest.raises(ManifestError, match=f"do not say for which {left_out}"):
-        Policy(THREE, "small", "large", site=msgspec.structs.replace(site, stages=stages))
+SITE, OF_THREE = site_of(PROFILE), site_of(THREE)
+OTHER_SCORE = next(kind for kind in Score if kind != PROFILE.pairs[0].score)
 
 
-def test_site_certificates_for_another_temperature_are_refused() -> None:
-    profile = msgspec.structs.replace(
-        PROFILE, stages=tuple(msgspec.structs.replace(r, temperature=2 * r.temperature) for r in PROFILE.stages)
-    )
-    with pytest.raises(ManifestError, match="temperature"):
-        Policy(profile, "small", "large", site=site_of(PROFILE))
-
-
-def test_site_certificates_for_another_task_are_refused() -> None:
-    site = msgspec.structs.replace(site_of(PROFILE), task="letters")
-    with pytest.raises(ManifestError, match="'letters'"):
-        Policy(PROFILE, "small", "large", site=site)
-
-
-def test_site_certificates_for_another_score_are_refused() -> None:
-    site = site_of(PROFILE)
-    other = next(kind for kind in Score if kind != PROFILE.pairs[0].score)
-    pairs = (msgspec.structs.replace(site.pairs[0], score=other),)
-    with pytest.raises(ManifestError, match="hawkvision certify"):
-        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
-
-
-def test_site_certificates_that_ask_an_intermediate_stage_the_profile_lacks_are_refused() -> None:
-    site = site_of(PROFILE)
-    pairs = (msgspec.structs.replace(site.pairs[0], intermediate="medium"),)
-    with pytest.raises(ManifestError, match="medium"):
-        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
-
-
-def test_a_site_without_the_pair_is_refused_and_names_the_command() -> None:
-    site = site_of(PROFILE)
-    pairs = (msgspec.structs.replace(site.pairs[0], edge="tiny"),)
-    with pytest.raises(ManifestError, match=r"hawkvision certify --task \w+ --edge small"):
-        Policy(PROFILE, "small", "large", site=msgspec.structs.replace(site, pairs=pairs))
+@pytest.mark.parametrize(
+    ("profile", "site", "says"),
+    [
+        *(
+            (
+                THREE,
+                with_stage(OF_THREE, name, fingerprint="b" * 64),
+                f"made for {name} with .*bbbb.*`hawkvision",
+            )
+            for name in ("small", "large", "medium")
+        ),
+        *(
+            (THREE, replace(OF_THREE, stages=tuple(s for s in OF_THREE.stages if s.name != name)), f"for which {name}")
+            for name in ("small", "large", "medium")
+        ),
+        (PROFILE, with_stage(SITE, "small", temperature=9.5), "temperature"),
+        (PROFILE, replace(SITE, task="letters"), "'letters'"),
+        (PROFILE, replace(SITE, pairs=(replace(SITE.pairs[0], score=OTHER_SCORE),)), "hawkvision certify"),
+        (PROFILE, replace(SITE, pairs=(replace(SITE.pairs[0], intermediate="medium"),)), "medium"),
+        (PROFILE, replace(SITE, pairs=(replace(SITE.pairs[0], edge="tiny"),)), r"certify --task \w+ --edge small"),
+    ],
+)
+def test_site_certificates_that_do_not_fit_the_profile_are_refused_by_what_differs(
+    profile: Profile, site: SiteCertificates, says: str
+) -> None:
+    with pytest.raises(ManifestError, match=says):
+        Policy(profile, "small", "large", site=site)

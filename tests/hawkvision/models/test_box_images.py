@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import LabelledImages, read_annotated, read_images
-from tests.fuzz.examples import SHARED_FIXTURE, examples
-from tests.fuzz.json_documents import altered
 from tests.images import encoded
 
 LABELS = ("cat", "dog", "rocket")
@@ -184,75 +179,6 @@ def test_broken_lines_of_yolo_files_are_refused_by_number(tmp_path: Path, line: 
     root = write_yolo(tmp_path / "yolo", f"0 0.25 0.5 0.5 0.5\n{line}\n")
     with pytest.raises(ConfigError, match=r"0\.txt:2: expected `CLASS X Y W H` with a class from 0 to 2"):
         read_annotated(root, LABELS)
-
-
-BOXED: dict[str, Any] = {"boxes": BOXES, "classes": np.array([0, 2]), "box_offsets": np.array([0, 2, 2, 2])}
-STRUCTURED = st.just(np.dtype([("a", "i4")]))
-ARRAYS = hnp.arrays(
-    hnp.scalar_dtypes() | hnp.unicode_string_dtypes(max_len=4) | hnp.byte_string_dtypes(max_len=4) | STRUCTURED,
-    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-)
-NPZ_NAMES = ["data", "offsets", "labels", *BOXED, "class_names", "source", "is_test", "clean", "split"]
-
-
-def read_or_refused(path: Path) -> None:
-    try:
-        found = read_annotated(path, LABELS)
-    except ConfigError as error:
-        assert path.name in str(error)  # noqa: PT017
-        return
-    assert len(found.bodies) == len(found.labels) == len(found.sources) == len(found.is_test)
-    assert found.trained is None or found.trained.shape == (len(found),)
-    for each in found.annotated():
-        assert set(each.classes.tolist()) <= {0, 1, 2}
-        assert each.boxes is None or ((each.boxes >= 0.0) & (each.boxes <= 1.0)).all()
-
-
-@given(st.dictionaries(st.sampled_from(NPZ_NAMES), ARRAYS, min_size=1, max_size=2), st.booleans())
-@example({"classes": np.array(3)}, False)
-@example({"class_names": np.array([["cat", "dog", "rocket"]])}, False)
-@example({"class_names": np.array([b"\xff"])}, False)
-@example({"source": np.array([b"\xff", b"a", b"b"])}, False)
-@example({"boxes": np.full((2, 4), "a")}, False)
-@example({"labels": np.zeros((3, 3), [("a", "i4")])}, True)
-@example({"is_test": np.zeros(3, [("a", "i4")])}, False)
-@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
-def test_any_arrays_are_a_set_or_refused(tmp_path: Path, changes: dict[str, Any], several: bool) -> None:
-    content = {"labels": np.eye(3, dtype=int)} | dict.fromkeys(BOXED) if several else BOXED
-    read_or_refused(write_npz(tmp_path / "set.npz", **(content | changes)))
-
-
-@given(st.data())
-@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
-def test_a_damaged_npz_file_is_a_set_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    path = write_npz(tmp_path / "set.npz", clean=np.ones(3, bool))
-    damaged = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        # Of a zip archive the directory at the end, and the headers before the arrays.
-        at = data.draw(st.integers(-900, -1) | st.integers(0, 200) | st.integers(0, len(damaged) - 1))
-        damaged[at] = data.draw(st.sampled_from([0, 1, 9, 99, 127, 255]) | st.integers(0, 255))
-    path.write_bytes(bytes(damaged[: len(damaged) - data.draw(st.sampled_from([0, 0, 0, 1, 30, 400]))]))
-    read_or_refused(path)
-
-
-COCO: dict[str, Any] = {
-    "images": [{"id": i, "file_name": f"{i:012}.jpg", "width": 80, "height": 40} for i in range(3)],
-    "annotations": [{"image_id": 0, "category_id": 17, "bbox": [0.0, 10.0, 40.0, 20.0], "iscrowd": 0}],
-    "categories": [{"id": 17, "name": "cat"}],
-}
-
-
-@given(altered(COCO))
-@example(COCO | {"images": [{**COCO["images"][0], "file_name": "a" * 300}]})
-@example(COCO | {"images": [{**COCO["images"][0], "width": 10**40}], "annotations": []})
-@example(COCO | {"images": [{**COCO["images"][0], "file_name": "\0"}], "annotations": []})
-@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(300))
-def test_altered_coco_annotations_are_a_set_or_refused(tmp_path: Path, document: Any) -> None:
-    path = tmp_path / "val.json"
-    if not path.exists():
-        write_coco(tmp_path, "val.json")
-    path.write_text(json.dumps(document))
-    read_or_refused(path)
 
 
 def test_ids_are_listed_with_and_without_zeros_in_front(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import read_images, read_unlabelled
@@ -53,14 +51,6 @@ def test_npz_gives_back_every_image_label_and_source(tmp_path: Path) -> None:
 def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     path = write_npz(tmp_path / "set.npz", **changes)
     with pytest.raises(ConfigError, match=rf"set\.npz: .*{says}"):
-        read_images(path, LABELS)
-
-
-@given(st.binary(max_size=300))
-def test_garbage_is_no_npz(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.mktemp("garbage") / "set.npz"
-    path.write_bytes(data)
-    with pytest.raises(ConfigError, match="npz"):
         read_images(path, LABELS)
 
 

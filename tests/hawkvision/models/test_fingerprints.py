@@ -99,15 +99,6 @@ ensembles = [{ name = "both", members = ["a", "b"], weights = [1.0, [0.5, 2.0]] 
         assert found == f"{manifest.fingerprint(stage)}/{CPU}"
 
 
-def test_a_statement_has_no_fields_that_earlier_releases_refuse() -> None:
-    """Their inputs refuse unknown fields."""
-    assert statement([run("a")]) == (
-        '[{"name":"a","sha256":"' + "a" * 64 + '","input":{"height":16,"width":16,"mean":[0.0,0.0,0.0],'
-        '"std":[1.0,1.0,1.0],"interpolation":"bilinear","crop_fraction":1.0,"channel_order":"rgb"},'
-        '"temperature":1.0,"execution":"onnxruntime:CPUExecutionProvider"}]'
-    )
-
-
 def test_nothing_is_said_of_what_was_not_stated_or_has_no_file() -> None:
     assert stage_fingerprint("", ("a",)) is None
     assert stage_fingerprint(statement([run("a")]), ("a", "b")) is None

@@ -4,15 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import read_images
 from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from loadgen.workload.dataset import read_labelled
-from tests.fuzz.examples import SHARED_FIXTURE, examples
 from tests.images import encoded
 
 MODELS = models_dir(None)
@@ -74,18 +71,6 @@ def test_a_class_map_that_names_no_class_is_refused(text: str, said: str, tmp_pa
 def test_a_directory_of_no_class_is_refused_with_what_names_may_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"horse: .*'tench', or an index from 0 to 999, or a name such as 'n0"):
         read_labelled(folder_of(tmp_path / "images", "horse"), "imagenet", MODELS)
-
-
-@given(st.binary(max_size=200))
-@settings(suppress_health_check=SHARED_FIXTURE, max_examples=examples(200))
-def test_any_bytes_are_a_class_map_or_refused(tmp_path: Path, body: bytes) -> None:
-    path = tmp_path / "map"
-    path.write_bytes(body)
-    try:
-        found = directory_classes(LABELS, tmp_path, path)
-    except ConfigError:
-        return
-    assert all(0 <= index < len(LABELS) for index in found.values())
 
 
 def test_labels_that_are_numbers_are_never_taken_for_indices(tmp_path: Path) -> None:

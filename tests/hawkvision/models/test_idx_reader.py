@@ -9,14 +9,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.models.datasets import read_images
-from hawkvision.models.image_sets.idx_reader import grey_png
 
 LABELS = tuple("0123456789")
 IMAGES = np.arange(5 * 6 * 7, dtype=np.uint8).reshape(5, 6, 7)
@@ -83,23 +79,3 @@ def test_broken_files_are_refused_by_name(tmp_path: Path, name: str, data: bytes
     with pytest.raises(ConfigError, match=says) as caught:
         read_images(tmp_path, LABELS)
     assert str(tmp_path) in str(caught.value)
-
-
-@given(data=st.binary(max_size=60), gzipped=st.booleans(), position=st.integers(0, 40))
-def test_any_bytes_in_place_of_a_file_are_a_set_or_an_error(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes, gzipped: bool, position: int
-) -> None:
-    root = write_set(tmp_path_factory.mktemp("set"), ".gz" if gzipped else "")
-    file = next(root.glob("train-images*"))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:position] + data + whole[position + len(data) :])
-    try:
-        assert len(read_images(root, LABELS)) == 5
-    except ConfigError as error:
-        assert "train" in str(error)  # noqa: PT017
-
-
-@given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40)))
-def test_png_gives_back_every_pixel(pixels: NDArray[np.uint8]) -> None:
-    body = np.frombuffer(grey_png(pixels), np.uint8)
-    np.testing.assert_array_equal(cv2.imdecode(body, cv2.IMREAD_UNCHANGED), pixels)

@@ -6,19 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.hawkvision.tasks.added_kind import file_of_page, names_of
+from tests.hawkvision.tasks.added_kind import names_of
 
-MOST_LINES = 80
 NAMES = names_of("grading.py", "test_grading.py")
 
 if TYPE_CHECKING:
     from hawkvision.testing import TaskKindConformance as TestGrading
 else:
     TestGrading = NAMES["TestGrading"]
-
-
-def test_the_example_is_short() -> None:
-    assert len(file_of_page("grading.py").splitlines()) < MOST_LINES
 
 
 def test_its_loss_is_the_distance_in_grades() -> None:

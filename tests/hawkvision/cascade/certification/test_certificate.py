@@ -19,7 +19,6 @@ from hawkvision.cascade.certification.certificate import (
     Thresholds,
     ThresholdStep,
     certify,
-    check_path,
     losses,
     sweep,
     threshold_grid,
@@ -40,11 +39,6 @@ def draw_sample(rng: np.random.Generator, n: int, *, intermediate: bool = False)
         return outcomes(scores, said == 0, said != best)
 
     return Sample(stage(0.5, 0.3), (best != 0).astype(np.float64), stage(0.7, 0.5) if intermediate else None)
-
-
-def sample_of(scores: list[float], edge_right: list[int], best_right: list[int]) -> Sample:
-    edge, best = np.array(edge_right, bool), np.array(best_right, bool)
-    return Sample(outcomes(np.array(scores), edge, edge != best), 1.0 - best)
 
 
 def path_of_three(rng: np.random.Generator, steps: int) -> tuple[Thresholds, ...]:
@@ -107,12 +101,6 @@ def test_disagreement_bounds_the_drop_of_every_sample(n: int, seed: int) -> None
         assert step.lost - step.gained <= step.lost + step.gained <= step.differing
 
 
-def test_an_infinite_intermediate_threshold_never_asks_the_intermediate_stage() -> None:
-    sample = draw_sample(np.random.default_rng(6), 300, intermediate=True)
-    path = two_levels(threshold_grid(sample.edge.scores, 20))
-    assert list(sweep(sample, path)) == list(sweep(replace(sample, intermediate=None), path))
-
-
 @pytest.mark.parametrize("method", list(Method))
 def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(method: Method) -> None:
     rng = np.random.default_rng(20261121)
@@ -150,16 +138,6 @@ def test_the_kept_step_is_the_last_before_the_first_failure(method: Method) -> N
     assert certify(sample, path, 0.05, method=method) == steps[passed.index(False)]
 
 
-def test_search_stops_at_the_first_failure_even_if_later_thresholds_would_pass() -> None:
-    # The edge loses badly on its surest half and wins on the rest: overall fine, but the order was fixed before.
-    n = 400
-    edge = [0] * (n // 2) + [1] * (n // 2)
-    sample = sample_of(list(np.linspace(1.0, 0.0, n)), edge, [1 - right for right in edge])
-    path = two_levels(threshold_grid(sample.edge.scores))
-    assert next(s.drop for s in reversed(list(sweep(sample, path)))) == 0.0
-    assert certify(sample, path, max_drop=0.2).thresholds.edge > 0.8
-
-
 def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> None:
     sample = draw_sample(np.random.default_rng(11), 1_000, intermediate=True)
     path = path_of_three(np.random.default_rng(12), 30)
@@ -172,37 +150,11 @@ def test_the_cheapest_of_the_certified_steps_is_kept_and_none_beyond_them() -> N
     assert odd not in (certified[0], last)
 
 
-def test_betting_depends_on_the_order_of_the_images_and_the_exact_test_does_not() -> None:
-    sample = draw_sample(np.random.default_rng(13), 500)
-    order = np.argsort(-sample.edge.losses, kind="stable")
-    edge = StageOutcomes(sample.edge.scores[order], sample.edge.losses[order], sample.edge.disagreements[order])
-    turned = Sample(edge, sample.reference_losses[order])
-    path = two_levels(threshold_grid(sample.edge.scores, 50))
-    assert certify(turned, path, 0.06) == certify(sample, path, 0.06)
-    kept = [certify(s, path, 0.06, method=Method.BETTING).thresholds for s in (sample, turned)]
-    assert kept[0] != kept[1]
-
-
-def test_agreement_needs_no_labels() -> None:
-    sample = draw_sample(np.random.default_rng(14), 1_000)
-    nothing = np.zeros(1_000)
-    unlabelled = Sample(StageOutcomes(sample.edge.scores, nothing, sample.edge.disagreements), nothing)
-    path = two_levels(threshold_grid(sample.edge.scores, 50))
-    kept = certify(unlabelled, path, 0.1, method=Method.AGREEMENT)
-    assert kept.thresholds == certify(sample, path, 0.1, method=Method.AGREEMENT).thresholds
-    assert kept.thresholds.edge < math.inf
-
-
 @pytest.mark.parametrize("method", list(Method))
 def test_everything_is_escalated_when_nothing_may_be_given_up(method: Method) -> None:
     sample = draw_sample(np.random.default_rng(1), 500)
     kept = certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.0, method=method)
     assert (kept.thresholds, kept.escalation, kept.to_best, kept.drop) == (BEST_ONLY, 1.0, 1.0, 0.0)
-
-
-def test_too_few_images_certify_nothing() -> None:
-    sample = draw_sample(np.random.default_rng(2), 50)
-    assert certify(sample, two_levels(threshold_grid(sample.edge.scores)), 0.02).thresholds == BEST_ONLY
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -212,15 +164,6 @@ def test_a_larger_allowed_drop_never_escalates_more(method: Method) -> None:
     escalations = [certify(sample, path, drop, method=method).escalation for drop in (0.01, 0.03, 0.06, 0.12, 0.25)]
     assert escalations == sorted(escalations, reverse=True)
     assert escalations[0] > escalations[-1]
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=300), st.integers(2, 80))
-def test_grid_descends_from_infinity_to_minus_infinity(scores: list[float], points: int) -> None:
-    grid = threshold_grid(np.array(scores), points)
-    assert (grid[0], grid[-1]) == (np.inf, -np.inf)
-    assert len(grid) <= points + 1
-    assert np.all(grid[1:] < grid[:-1])
-    check_path(two_levels(grid))
 
 
 @pytest.mark.parametrize(
@@ -237,19 +180,3 @@ def test_grid_descends_from_infinity_to_minus_infinity(scores: list[float], poin
 def test_paths_that_are_not_in_testing_order_are_refused(path: tuple[Thresholds, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         certify(draw_sample(np.random.default_rng(5), 10), path, 0.1)
-
-
-def test_a_path_may_hold_one_threshold_while_the_other_descends() -> None:
-    path = (BEST_ONLY, Thresholds(math.inf, 0.9), Thresholds(0.8, 0.9), Thresholds(0.8, 0.7))
-    sample = draw_sample(np.random.default_rng(5), 400, intermediate=True)
-    assert certify(sample, path, 1.0).thresholds == path[-1], "everything may be given up, so all steps are certified"
-
-
-def test_misshapen_samples_are_refused() -> None:
-    three, four = np.zeros(3), np.zeros(4)
-    with pytest.raises(ValueError, match="same length"):
-        Sample(StageOutcomes(np.zeros(3), three, three), four)
-    with pytest.raises(ValueError, match="same length"):
-        Sample(StageOutcomes(np.zeros(3), three, three), three, StageOutcomes(np.zeros(4), four, four))
-    with pytest.raises(ValueError, match="at least 1"):
-        Sample(StageOutcomes(np.zeros(0), three[:0], three[:0]), three[:0])

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hawkvision.cascade.certification.file_keys import RENAMED_KEYS
 from hawkvision.cascade.certification.profile import Profile, design_sha256
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
@@ -66,22 +65,3 @@ def test_an_altered_old_file_is_refused_until_it_is_sealed_under_its_own_keys(na
     sealed = msgspec.json.decode(path.read_bytes())
     assert sealed.pop("digest") != content.pop("digest")
     assert sealed == content
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_newest_format_has_no_old_keys(name: str, tmp_path: Path) -> None:
-    path = unpacked(name, tmp_path)
-    content = msgspec.json.decode(path.read_bytes())
-    content["format"] = 5 if name == "profile_4" else 2
-    path.write_bytes(msgspec.json.encode(content))
-    with pytest.raises(ManifestError, match="rungs"):
-        load(path)
-
-
-def test_a_model_may_have_the_name_of_an_old_key(tmp_path: Path) -> None:
-    path = unpacked("profile_4", tmp_path)
-    content = msgspec.json.decode(path.read_bytes())
-    content["rungs"][0]["models"] = dict.fromkeys(RENAMED_KEYS, "0" * 64)
-    path.write_bytes(msgspec.json.encode(content))
-    assert invoke("seal", str(path)).exit_code == 0
-    assert set(load_profile(path).stages[0].models) == set(RENAMED_KEYS)

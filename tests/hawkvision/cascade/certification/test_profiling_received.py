@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -53,19 +51,6 @@ def test_accepting_is_weighed_against_the_best_stage_on_what_was_received() -> N
         accepted = edge.scores >= threshold_value(certificate.threshold)
         lost, gained = int((more[accepted] > 0).sum()), int((more[accepted] < 0).sum())
         assert paired_exact_p(lost, gained, len(CERTIFYING), certificate.max_drop) <= certificate.delta
-
-
-def test_a_network_that_is_too_sure_gets_a_higher_temperature() -> None:
-    temperatures = [make_condition(80, 0.75, harm).edge_temperature for harm in (0.05, 0.3, 1.0)]
-    assert temperatures == sorted(temperatures)
-    assert temperatures[0] > 1.0
-
-
-def test_of_one_threshold_only_the_smallest_drop_is_kept() -> None:
-    condition = make_condition(80, 0.75, 0.4)
-    for certificates in (condition.certificates, condition.accept_certificates):
-        thresholds = [threshold_value(c.threshold) for c in certificates]
-        assert all(after < before for before, after in itertools.pairwise(thresholds))
 
 
 def test_where_the_edge_is_not_to_be_believed_only_escalating_is_certified() -> None:

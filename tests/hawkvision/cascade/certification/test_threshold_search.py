@@ -70,23 +70,6 @@ def test_smoothing_is_the_isotonic_least_squares_fit(pairs: list[tuple[float, fl
     np.testing.assert_allclose(smooth(scores, values), least_squares_falling(scores, values), atol=1e-9)
 
 
-@given(VALUES)
-@settings(deadline=None)
-def test_smoothing_falls_with_the_score_keeps_the_mean_and_changes_nothing_twice(
-    pairs: list[tuple[float, float]],
-) -> None:
-    scores, values = np.array([s for s, _ in pairs]), np.array([v for _, v in pairs])
-    fitted = smooth(scores, values)
-    assert np.all(np.diff(fitted[np.argsort(scores, kind="stable")]) <= 1e-12)
-    assert fitted.mean() == pytest.approx(values.mean(), abs=1e-9)
-    np.testing.assert_allclose(smooth(scores, fitted), fitted, atol=1e-12)
-
-
-@given(st.permutations([1.0, 0.0, 0.0, 1.0, 0.0]))
-def test_images_of_equal_score_are_worth_the_same_in_whatever_order_they_come(values: list[float]) -> None:
-    np.testing.assert_allclose(smooth(np.ones(5), np.array(values)), 0.4)
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
 @settings(deadline=None)
 def test_risk_is_a_probability_that_adds_up_to_what_differed_whatever_the_scores(
@@ -179,13 +162,3 @@ def test_cost_counts_every_stage_that_is_asked(
 ) -> None:
     step = ThresholdStep(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
     assert expected_cost(COSTS, step) == pytest.approx(cost)
-
-
-@pytest.mark.parametrize(("intermediate", "cost"), [(math.inf, 1.0 + 0.4 * 25.0), (0.6, 1.0 + 0.4 * 9.0 + 0.1 * 17.0)])
-def test_what_the_best_stage_takes_over_from_an_intermediate_one_that_was_asked_costs_nothing(
-    intermediate: float, cost: float
-) -> None:
-    step = ThresholdStep(Thresholds(0.5, intermediate), 0.4, 0.4 if intermediate == math.inf else 0.1, 0.0, 0, 0, 0, 0)
-    assert expected_cost(
-        Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0, reused=3.0), step
-    ) == pytest.approx(cost)

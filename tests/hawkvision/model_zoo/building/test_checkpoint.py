@@ -25,7 +25,7 @@ ARRAYS = {
 }
 STREAM = stream(state_of(ARRAYS), ARRAYS)
 ARCHIVE = archive(state_of(ARRAYS), ARRAYS)
-LISTS = pickle.dumps({"conv1": [ARRAYS["conv.weight"], ARRAYS["conv.bias"]]}, protocol=3)
+LISTS = pickle.dumps({"conv1": [np.asfortranarray(ARRAYS["conv.weight"]), ARRAYS["conv.bias"]]}, protocol=3)
 
 Kind = Literal["torch", "numpy_pickle"]
 VALID: list[tuple[bytes, Kind]] = [(STREAM, "torch"), (ARCHIVE, "torch"), (LISTS, "numpy_pickle")]
@@ -44,18 +44,6 @@ def test_numpy_lists_are_named_by_key_and_position() -> None:
     state = parse_checkpoint(LISTS, "numpy_pickle", "test")
     np.testing.assert_array_equal(state["conv1.0"], ARRAYS["conv.weight"])
     np.testing.assert_array_equal(state["conv1.1"], ARRAYS["conv.bias"])
-
-
-def test_numpy_fortran_order_is_kept() -> None:
-    array = np.asfortranarray(ARRAYS["conv.weight"])
-    state = parse_checkpoint(pickle.dumps({"a": [array]}, protocol=3), "numpy_pickle", "test")
-    np.testing.assert_array_equal(state["a.0"], array)
-
-
-def test_transposed_tensor_is_read_in_its_own_order() -> None:
-    values = np.arange(6, dtype=np.float32)
-    state = parse_checkpoint(stream(state_pickle({"w": tensor("0", 6, (2, 3), (1, 2))}), {"0": values}), "torch", "t")
-    np.testing.assert_array_equal(state["w"], values.reshape(3, 2).T)
 
 
 def test_state_dict_may_lie_under_its_usual_key() -> None:
@@ -141,12 +129,6 @@ def test_mutated_files_are_read_or_refused_in_bounded_memory(
     assert all(isinstance(a, np.ndarray) for a in state.values())
 
 
-@given(data=st.binary(max_size=200), kind=st.sampled_from(["torch", "numpy_pickle"]))
-def test_arbitrary_bytes_are_refused(data: bytes, kind: Kind) -> None:
-    with pytest.raises(ArtifactError):
-        parse_checkpoint(b"\x80\x02" + data, kind, "noise.pth")
-
-
 @given(shape=st.lists(st.integers(1, 4), min_size=0, max_size=4), order=st.randoms())
 def test_any_order_of_axes_survives(shape: list[int], order: Any) -> None:
     stored = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
@@ -180,14 +162,3 @@ def test_safetensors_give_back_every_array() -> None:
 def test_malformed_safetensors_are_refused_by_name(data: bytes) -> None:
     with pytest.raises(ArtifactError, match="here: refused as a safetensors weight file"):
         parse_checkpoint(data, "safetensors", "here")
-
-
-@given(st.binary(max_size=40), st.integers(0, 100))
-def test_damaged_safetensors_are_weights_or_an_error(data: bytes, position: int) -> None:
-    whole = safetensors.numpy.save({"a": np.arange(4, dtype=np.float32), "b": np.zeros((2, 2), np.float16)})
-    try:
-        state = parse_checkpoint(whole[:position] + data + whole[position + len(data) :], "safetensors", "here")
-    except ArtifactError as error:
-        assert "here" in str(error)  # noqa: PT017
-    else:
-        assert state

@@ -60,22 +60,6 @@ def test_graph_computes_the_definition(name: str) -> None:
     np.testing.assert_allclose(run(name, state, images()), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(
-    ("name", "side", "weights", "multiplications"),
-    [
-        ("convnet_tiny", 32, 19_376, 432 * 1024 + 4_608 * 256 + 9_216 * 64 + 5_120),
-        ("convnet_tiny_grey", 28, 16_848, 144 * 784 + 4_608 * 196 + 9_216 * 49 + 2_880),
-    ],
-)
-def test_size_and_cost_of_the_stages_meant_for_an_fpga(
-    name: str, side: int, weights: int, multiplications: int
-) -> None:
-    net = CONVNETS[name]
-    state = convnet_state(net, np.random.default_rng(0), side)
-    assert sum(array.size for array in state.values() if array.ndim > 1) == weights
-    assert net.multiplications(side, side, 10) == multiplications
-
-
 def test_sixteen_bit_weights_are_widened_exactly() -> None:
     narrow = {key: array.astype(np.float16) for key, array in state_of("convnet_small").items()}
     wide = {key: array.astype(np.float32) for key, array in narrow.items()}
@@ -100,9 +84,3 @@ def test_weights_of_another_network_are_refused_by_name(key: str, shape: tuple[i
         state[key] = np.zeros(shape, np.float32)
     with pytest.raises(ArtifactError, match=f"file: {says}"):
         emit("convnet_tiny", state, SPEC, "file")
-
-
-def test_other_channel_orders_are_refused() -> None:
-    bgr = InputSpec(height=SIDE, width=SIDE, mean=SPEC.mean, std=SPEC.std, channel_order="bgr")
-    with pytest.raises(ArtifactError, match="take RGB in, but the input says 'bgr'"):
-        emit("convnet_tiny", state_of("convnet_tiny"), bgr, "file")

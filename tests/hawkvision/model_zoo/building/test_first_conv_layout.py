@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from hawkvision.model_zoo.building.architectures import F32, GraphBuilder
-from hawkvision.model_zoo.building.quantize import RowBlocks, quantise_model
+from hawkvision.model_zoo.building.quantize import RowBlocks
 from tests.hawkvision.model_zoo.building.test_quantize import logits_of
 
 CHANNELS = 4
-MEAN = 128
-SIDE = 32
 
 
 def attributes_of(kernel: tuple[int, int], pads: tuple[int, int, int, int], stride: int = 2) -> dict[str, Any]:
@@ -65,27 +62,3 @@ def test_what_does_not_divide_is_read_plainly() -> None:
     assert RowBlocks.of(attributes_of((3, 3), (1, 1, 1, 1), stride=1), 224) is None
     assert RowBlocks.of(attributes_of((3, 3), (0, 0, 0, 0)), 224) is None
     assert RowBlocks.of({**usual, "group": 3}, 224) is None
-
-
-def network(width: int) -> onnx.ModelProto:
-    """Two layers, whose answers leave out the positions of columns beyond `SIDE`."""
-    rng = np.random.default_rng(3)
-    stem = (0.01 * rng.normal(size=(CHANNELS, 3, 3, 3))).astype(np.float32)
-    seen = rng.normal(size=(10, CHANNELS, SIDE // 2, SIDE // 2)).astype(np.float32)
-    builder = GraphBuilder("two layers")
-    x = builder.conv(builder.pixels((MEAN, MEAN, MEAN)), "stem", stem, np.ones(CHANNELS, np.float32), 2, (0, 0, 1, 1))
-    flat = builder.node("Flatten", [builder.relu6(x)], "features", axis=1)
-    beyond = np.zeros((10, CHANNELS, SIDE // 2, (width - SIDE) // 2), np.float32)
-    builder.linear(flat, np.concatenate((seen, beyond), axis=3).reshape(10, -1), np.zeros(10, np.float32))
-    return builder.model(SIDE, width, 10)
-
-
-def test_a_quantised_network_that_reads_blocks_says_what_one_says_that_cannot() -> None:
-    images = np.random.default_rng(4).integers(0, 256, (8, SIDE, SIDE, 3), dtype=np.uint8)
-    wider = np.concatenate((images, np.full((8, SIDE, 2, 3), MEAN, np.uint8)), axis=2)
-    ranges = {"stem.relu6": (0.0, 6.0)}
-    narrow, wide = (quantise_model(network(width), ranges, "test") for width in (SIDE, SIDE + 2))
-    assert [any(node.op_type == "Reshape" for node in each.graph.node) for each in (narrow, wide)] == [True, False]
-    answers = logits_of(narrow, images)
-    assert np.ptp(answers) > 0
-    assert np.array_equal(answers, logits_of(wide, wider))

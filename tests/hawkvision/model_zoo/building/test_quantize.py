@@ -111,13 +111,6 @@ def test_int8_graph_runs_wholly_in_integers(architecture: str, tmp_path: Path) -
     assert np.corrcoef(logits_of(quantised, images).ravel(), logits_of(model, images).ravel())[0, 1] > 0.9
 
 
-def test_quantising_is_deterministic() -> None:
-    model = tiny_model()
-    ranges = {"conv.relu6": (0.0, 6.0), "pool": (0.0, 6.0)}
-    first, second = (quantise_model(model, ranges, "test").SerializeToString(deterministic=True) for _ in range(2))
-    assert first == second
-
-
 def test_missing_or_empty_range_is_named() -> None:
     model = tiny_model()
     assert quantised_tensors(model) == ("conv.relu6", "pool")
@@ -125,8 +118,5 @@ def test_missing_or_empty_range_is_named() -> None:
         quantise_model(model, {"conv.relu6": (0.0, 6.0)}, "test")
     with pytest.raises(ArtifactError, match="not a range"):
         quantise_model(model, {"conv.relu6": (1.0, 1.0), "pool": (0.0, 6.0)}, "test")
-
-
-def test_ranges_need_images() -> None:
     with pytest.raises(ArtifactError, match="no images"):
-        measure_ranges(tiny_model(), [])
+        measure_ranges(model, [])

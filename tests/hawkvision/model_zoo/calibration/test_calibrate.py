@@ -16,7 +16,7 @@ from hawkvision.cascade.certification.profile import design_sha256
 from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.errors import ArtifactError, ManifestError
+from hawkvision.core.errors import ArtifactError
 from hawkvision.core.types import LOGITS, Quality
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.inference.backend_registry import open_backend
@@ -55,24 +55,6 @@ def test_a_directory_of_images_becomes_a_profile_that_a_policy_can_use(tmp_path:
     held_out = json.loads((tmp_path / "held_out.json").read_text())
     assert held_out["data_sha256"] == profile.data.sha256
     assert len(held_out["indices"]) == 30
-
-
-def test_the_command_that_a_missing_pair_suggests_makes_that_pair(tmp_path: Path) -> None:
-    for i in range(100):
-        folder = tmp_path / "images" / str(i % 10)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
-    try:
-        verify("imagenet", ("squeezenet1_1_int8", "mobilenet_v2_int8"))
-    except ArtifactError as error:
-        pytest.skip(f"the models are not built: {error}")
-    with pytest.raises(ManifestError) as caught:
-        load_profile(models_dir() / "imagenet" / "profile.json").pair("squeezenet1_1_int8", "mobilenet_v2_int8")
-    suggested = str(caught.value).partition("`hawkvision calibrate ")[2].partition(" --data IMAGES`")[0].split()
-    out = tmp_path / "pair.json"
-    ran = calibrate(*suggested, "--data", str(tmp_path / "images"), "--out", str(out))
-    assert ran.returncode == 0, ran.stderr
-    assert load_profile(out).pair("squeezenet1_1_int8", "mobilenet_v2_int8")
 
 
 def test_unknown_stage_to_certify_against_is_named(tmp_path: Path) -> None:

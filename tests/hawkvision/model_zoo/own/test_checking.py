@@ -14,7 +14,7 @@ from PIL import Image
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.adding import AddOrder, add_model
-from hawkvision.model_zoo.own.checking import check
+from hawkvision.model_zoo.own.checking import Checked, check
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
@@ -66,6 +66,11 @@ def checked(reference: Path, words: list[str]) -> Any:
     return invoke("models", "check", "--reference", str(reference), *words)
 
 
+def compared(reference: Path, words: list[str], data: Path, tolerance: float = 0.05) -> Checked:
+    models, cache = Path(words[3]), Path(words[5])
+    return check("shapes", reference, data=data, stage=None, tolerance=tolerance, models=models, cache=cache)
+
+
 def test_a_stage_that_is_prepared_as_its_owner_does_agrees(owned: Path, tmp_path: Path) -> None:
     done = checked(owned / "predictions.csv", [*added(owned, tmp_path), "--tolerance", "0.001"])
     assert done.exit_code == 0, done.output
@@ -97,10 +102,7 @@ def test_predictions_as_json_lines_are_compared_by_the_kind(owned: Path, tmp_pat
     ]
     (tmp_path / "reference.jsonl").write_text("\n".join(lines))
     words = added(owned, tmp_path)
-    found = check(
-        "shapes", tmp_path / "reference.jsonl", data=owned, stage=None, tolerance=0.05, models=Path(words[3]),
-        cache=Path(words[5]),
-    )  # fmt: skip
+    found = compared(tmp_path / "reference.jsonl", words, owned)
     assert not found.agrees
     assert [each.file for each in found.images if each.difference > 0] == ["3.png"]
 
@@ -117,6 +119,10 @@ def test_predictions_as_json_lines_are_compared_by_the_kind(owned: Path, tmp_pat
         ("file,label\n", "expected a row per image"),
         ("file,label\nnone.png,ring", r"none.png: cannot read the image: .*--data names the folder"),
         ('{"file": "0.png"}', "line 1: .*top_k"),
+        ("file,label\n\n0.png,ring\n\n1.png,dog\n", "line 5: 'dog' is no label"),
+        ("file,label\n0.png," + "1" * 5000, "line 2: '111.*is no label of the task and no index below 5"),
+        ('file,label\n0.png,"' + "x" * 200_000, "line 2: field larger than field limit"),
+        ('file,label\n"a\nb.png",ring\nc.png,9', "line 4: '9' is no label"),
         ("", "expected 1 to 1000000 lines, got 0"),
     ],
 )
@@ -124,10 +130,7 @@ def test_what_is_wrong_with_a_reference_is_named(text: str, says: str, owned: Pa
     words = added(owned, tmp_path)
     (tmp_path / "r.csv").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        check(
-            "shapes", tmp_path / "r.csv", data=owned, stage=None, tolerance=0.05, models=Path(words[3]),
-            cache=Path(words[5]),
-        )  # fmt: skip
+        compared(tmp_path / "r.csv", words, owned)
 
 
 def test_an_owner_who_shrinks_images_by_another_library_is_told_which(owned: Path, tmp_path: Path) -> None:
@@ -167,17 +170,6 @@ def test_predictions_are_read_from_the_tables_that_programs_write(owned: Path, t
     words = added(owned, tmp_path)
     for name, text in tables(rows).items():
         (tmp_path / "r").write_text(text)
-        found = check(
-            "shapes", tmp_path / "r", data=owned, stage=None, tolerance=0.001, models=Path(words[3]),
-            cache=Path(words[5]),
-        )  # fmt: skip
+        found = compared(tmp_path / "r", words, owned, 0.001)
         assert found.agrees, name
         assert len(found.images) == len(rows), name
-
-
-def test_probabilities_of_another_temperature_are_told_from_a_wrong_preparation(owned: Path, tmp_path: Path) -> None:
-    rows = [line.split(",") for line in (owned / "predictions.csv").read_text().splitlines()[1:]]
-    (tmp_path / "r.csv").write_text("\n".join(["file,label,probability", *(f"{f},{label},1" for f, label, _ in rows)]))
-    done = checked(tmp_path / "r.csv", [*added(owned, tmp_path), "--data", str(owned), "--tolerance", "0.01"])
-    assert done.exit_code == 1
-    assert "all labels agree, only probabilities differ" in " ".join(done.output.split())

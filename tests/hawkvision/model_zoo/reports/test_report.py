@@ -39,12 +39,6 @@ from tests.images import encoded
 
 TODAY = date(2026, 11, 21)
 HOSTILE = "<img src=x onerror=alert(1)>&.npz"
-SECTIONS = (
-    "What a caller can ask for",
-    "Accuracy against escalation",
-    "robabilities",
-    "What was measured",
-)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +91,6 @@ def findings(intermediate: bool = False) -> Findings:
         reliabilities=(reliability("large", KIND, large, large, seen.truths),), measures={},
         pairs=(pair_findings(profile.pairs[0], seen, split),),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_page_has_every_section(page: str, section: str) -> None:
-    assert re.search(rf"<h2>[^<]*{section}", page)
 
 
 def test_page_is_valid_html(page: str) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from hawkvision.model_zoo.tfjs.operations import BATCH, Tensor
 from hawkvision.models.onnx_layers import GraphBuilder
 from hawkvision.system.onnx_runtime import ort
 from tests.fuzz.examples import examples
-from tests.fuzz.json_documents import altered
 from tests.hawkvision.model_zoo.tfjs.tfjs_files import (
     conv_attributes,
     integers,
@@ -160,30 +158,6 @@ def test_squeeze_and_excitation_resizing_and_joining() -> None:
 def test_shapes_that_follow_the_number_of_images_become_constants() -> None:
     model = check(SHAPED, SHAPED_WEIGHTS, "g")
     assert "Shape" not in operations(model)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "weights", "last"), [(JOINED, JOINED_WEIGHTS, "j"), (SHAPED, SHAPED_WEIGHTS, "g")], ids=["join", "shape"]
-)
-@given(data=st.data())
-def test_an_altered_graph_is_converted_or_refused(
-    nodes: Nodes, weights: Weights, last: str, data: st.DataObject
-) -> None:
-    changed = dict(weights)
-    if data.draw(st.booleans()):
-        name = data.draw(st.sampled_from(sorted(weights)))
-        shape = tuple(data.draw(st.lists(st.integers(0, 5), max_size=5)))
-        number = data.draw(st.sampled_from([0, 1, -1, 2, 9, 2**31 - 1, np.inf, np.nan]))
-        whole = weights[name].dtype == np.int32 and np.isfinite(number)
-        changed[name] = np.full(shape, number, np.int32 if whole else np.float32)
-    files = model_files(data.draw(altered(nodes)), changed)
-    builder = GraphBuilder("test")
-    pixels = Tensor(builder.pixels((0.0, 0.0, 0.0)), (BATCH, SIZE, SIZE, 3), planar=True)
-    with suppress(ArtifactError), np.errstate(all="ignore"):
-        graph = read_model(files["model.json"], files, "file")
-        (made,) = convert(graph, builder, [last], {"image": pixels}, STD, "file")
-        assert made.shape[0] == BATCH
-        assert min(made.shape[1:], default=0) >= 0
 
 
 @pytest.mark.parametrize(

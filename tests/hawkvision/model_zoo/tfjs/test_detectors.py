@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from typing import Any
 
@@ -13,10 +12,10 @@ from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.architectures import FLOAT_FROM, emit_tfjs
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.building.quantize import measure_ranges, quantise_model, quantised_tensors
-from hawkvision.model_zoo.tfjs.graph import read_archive, read_model
+from hawkvision.model_zoo.tfjs.graph import read_model
 from hawkvision.models.manifest import InputSpec, load_manifest, models_dir
 from hawkvision.system.onnx_runtime import ort
-from tests.hawkvision.model_zoo.tfjs.tfjs_files import conv_attributes, model_files, node, package, reference
+from tests.hawkvision.model_zoo.tfjs.tfjs_files import conv_attributes, model_files, node, reference
 
 SIZE = 8
 STD = 127.5
@@ -107,14 +106,6 @@ def test_ssd_in_int8_keeps_its_box_heads_in_float() -> None:
         assert np.abs(exact[name] - near[name]).max() < scale
 
 
-def test_ssd_without_its_anchors_is_refused() -> None:
-    without = {name: array for name, array in SSD_WEIGHTS.items() if "ExpandDims" not in name}
-    with pytest.raises(ArtifactError, match="expected anchors of shape"):
-        emitted("ssdlite_mobilenet_v2", SSD_NODES, without)
-    with pytest.raises(ArtifactError, match="no architecture 'other'"):
-        emitted("other", SSD_NODES, SSD_WEIGHTS)
-
-
 SIDE = SIZE * 2
 CENTERNET_NODES = [
     node("stem", "Conv2D", "tower_0/images", "stem.kernel", **conv_attributes()),
@@ -148,12 +139,6 @@ def test_centernet_finds_the_highest_peaks_of_each_image() -> None:
         np.testing.assert_allclose(found[image, :count], expected[:count], atol=1e-3)
         assert not found[image, count:, 4].any()
     np.testing.assert_array_equal(run(model, IMAGES[1:])["boxes"][0], found[1, :, :4])
-
-
-def test_variant_of_an_npm_package_is_emitted_from_its_archive() -> None:
-    archive = package(model_files(SSD_NODES, SSD_WEIGHTS, half=True))
-    graph = read_archive(archive, "package/models/model.json", "file")
-    assert json.dumps(sorted(graph.nodes)) == json.dumps(sorted(each["name"] for each in SSD_NODES))
 
 
 @pytest.mark.slow
