@@ -182,7 +182,7 @@ class EdgeStage:
         own = others.temperatures[0]
         for each in runs:
             each.before = own
-            if kind.judge_tensors(each.tensors, each.row, 1, kind.scores[0], own).score >= others.accept_confidence:
+            if kind.judge_tensors(each.tensors, each.row, 1, kind.scores[0], own)[1] >= others.accept_confidence:
                 continue
             each.truncated = each.job.in_time(0.0) and not each.job.in_time(others.duration.seconds)
             if each.truncated:
@@ -216,12 +216,14 @@ class EdgeStage:
         temperature = self.temperature if job.temperature is None else job.temperature
         if run.combined is None:
             to_image = self._to_image(self.first, job)
-            found = kind.judge_tensors(run.tensors, run.row, job.top_k, score, temperature, run.before, to_image)
+            prediction, sure = kind.judge_tensors(
+                run.tensors, run.row, job.top_k, score, temperature, run.before, to_image
+            )
         else:
-            found = kind.judge(run.combined, job.top_k, score, temperature)
+            prediction, sure = kind.judge(run.combined, job.top_k, score, temperature)
         return StagePrediction(
-            prediction=found.prediction,
-            score=found.score,
+            prediction=prediction,
+            score=sure,
             decode_ms=run.decode_ms,
             infer_ms=(job.clock.now() - decoded) * 1e3,
             full_ensemble=run.combined is not None,

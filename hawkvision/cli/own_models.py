@@ -266,7 +266,8 @@ def models_quantize(
         before, after = made.accuracy
         print(f"  accuracy   {before:.4f} -> {after:.4f} ({100 * (after - before):+.2f} points)")
     print(f"  agreement  {made.agreement:.4f} with {stage!r}, on {made.measured} images not quantised with")
-    print(f"  size       {made.bytes[0] / 1e6:.3g} -> {made.bytes[1] / 1e6:.3g} MB")
+    sizes = [each.bytes or 0 for each in (made.manifest.variant(stage), variant)]
+    print(f"  size       {sizes[0] / 1e6:.3g} -> {sizes[1] / 1e6:.3g} MB")
     print(f"  time       {made.cpu_ms[0]:.2g} -> {made.cpu_ms[1]:.2g} ms of one core in ONNX Runtime")
     if made.kept_float:
         print(f"  float      {', '.join(made.kept_float)}")

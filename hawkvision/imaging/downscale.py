@@ -33,15 +33,6 @@ _QUICKLY: Final = (cv2.IMWRITE_PNG_COMPRESSION, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class CropWindow:
-    """The centred part of an image that contains the crops of all inputs, in pixels, and its scale."""
-
-    height: int
-    width: int
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
 class Reducer:
     """Reduces images to the resolution that these inputs use.
 
@@ -63,7 +54,7 @@ class Reducer:
 
     def saves(self, header: ImageHeader) -> bool:
         """Whether an image has so much more detail than the models use that it is reduced."""
-        return self.shrinks and self._window(*_upright(header)).scale * LEAST_FINER <= self.detail
+        return self.shrinks and self._window(*_upright(header))[2] * LEAST_FINER <= self.detail
 
     def reduced(self, body: bytes, header: ImageHeader) -> bytes:
         """The part of the image that the inputs use, as a JPEG; the same object if that would not be smaller.
@@ -89,30 +80,32 @@ class Reducer:
 
     def least_side(self, header: ImageHeader) -> int:
         """The `min_side` of `decode` for an image that is to be reduced."""
-        side = self._window(*_upright(header)).scale * min(header.height, header.width)
+        side = self._window(*_upright(header))[2] * min(header.height, header.width)
         return round(side * max(1.0, OVERSAMPLING / self.detail))
 
-    def _window(self, height: int, width: int) -> CropWindow:
-        """The used part of an image of this size; the whole image, unless all inputs show crops.
+    def _window(self, height: int, width: int) -> tuple[int, int, float]:
+        """Height and width of the centred part of an image of this size that the inputs use, and its scale.
+
+        The whole image, unless all inputs show crops.
 
         `preprocess` crops the same from this part as from the whole image: a share of the largest rectangle of an
         input's aspect, which lies within the part.
         """
         if self.whole or any(each.fit != "crop" for each in self.inputs):
             finest = min(_pixels_per_pixel(height, width, each) for each in self.inputs)
-            return CropWindow(height, width, self.detail / finest)
+            return height, width, self.detail / finest
         fits = [min(height / each.height, width / each.width) for each in self.inputs]
         kept_height = max(round(fit * each.height) for fit, each in zip(fits, self.inputs, strict=True))
         kept_width = max(round(fit * each.width) for fit, each in zip(fits, self.inputs, strict=True))
         finest = min(fit * each.crop_fraction for fit, each in zip(fits, self.inputs, strict=True))
-        return CropWindow(min(height, kept_height), min(width, kept_width), self.detail / finest)
+        return min(height, kept_height), min(width, kept_width), self.detail / finest
 
     def _cut(self, pixels: Pixels) -> Pixels:
         height, width = pixels.shape[:2]
-        kept = self._window(height, width)
-        top, left = (height - kept.height) // 2, (width - kept.width) // 2
-        part = np.ascontiguousarray(pixels[top : top + kept.height, left : left + kept.width])
-        size = max(1, round(kept.width * kept.scale)), max(1, round(kept.height * kept.scale))
+        rows, columns, scale = self._window(height, width)
+        top, left = (height - rows) // 2, (width - columns) // 2
+        part = np.ascontiguousarray(pixels[top : top + rows, left : left + columns])
+        size = max(1, round(columns * scale)), max(1, round(rows * scale))
         small: Pixels = cv2.resize(part, size, interpolation=cv2.INTER_AREA)
         return small
 

@@ -46,22 +46,6 @@ class Rectangle(NamedTuple):
     width: int
 
 
-class _Shown(NamedTuple):
-    """A part of a raster, in pixels."""
-
-    top: float
-    left: float
-    height: float
-    width: float
-
-
-class Fitting(NamedTuple):
-    """The part of a raster that an input shows, and the part of the input that shows it."""
-
-    source: Rectangle
-    target: Rectangle
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a model's input lies in the upright image: its sides, as fractions of the image's width and height.
@@ -99,14 +83,14 @@ def placement(header: ImageHeader, spec: InputSpec) -> Placement:
     left = 1.0 - right if header.orientation in _REACHES_LEFT else 0.0
     top = 1.0 - bottom if header.orientation in _REACHES_UP else 0.0
     x, y = right / width, bottom / height  # of a pixel of the raster
-    source, target = _shown(height, width, spec)
-    across, down = x * source.width / target.width, y * source.height / target.height  # of a pixel of the input
-    start = left + x * source.left - across * target.left, top + y * source.top - down * target.top
+    (upper, leftmost, rows, columns), target = _shown(height, width, spec)
+    across, down = x * columns / target.width, y * rows / target.height  # of a pixel of the input
+    start = left + x * leftmost - across * target.left, top + y * upper - down * target.top
     return Placement(*start, start[0] + across * spec.width, start[1] + down * spec.height)
 
 
-def fitting(height: int, width: int, spec: InputSpec) -> Fitting:
-    """How a raster of this size is placed into an input (see `InputSpec`)."""
+def fitting(height: int, width: int, spec: InputSpec) -> tuple[Rectangle, Rectangle]:
+    """The part of a raster of this size that an input shows, and the part of the input that shows it."""
     whole = Rectangle(0, 0, spec.height, spec.width)
     match spec.fit:
         case "crop":
@@ -114,11 +98,11 @@ def fitting(height: int, width: int, spec: InputSpec) -> Fitting:
             crop_height = min(height, max(1, round(spec.height * scale)))
             crop_width = min(width, max(1, round(spec.width * scale)))
             source = Rectangle((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
-            return Fitting(source, whole)
+            return source, whole
         case "stretch":
-            return Fitting(Rectangle(0, 0, height, width), whole)
+            return Rectangle(0, 0, height, width), whole
         case "letterbox":
-            return Fitting(Rectangle(0, 0, height, width), _letterboxed(height, width, spec))
+            return Rectangle(0, 0, height, width), _letterboxed(height, width, spec)
 
 
 def whole_scaled(height: int, width: int, spec: InputSpec) -> Rectangle | None:
@@ -146,14 +130,14 @@ def _sides(height: int, width: int, shorter: int) -> tuple[int, int]:
     return int(shorter * height / width), shorter
 
 
-def _shown(height: int, width: int, spec: InputSpec) -> tuple[_Shown, Rectangle]:
-    """The part of a raster that an input shows, to fractions of a pixel, and the part of the input that shows it."""
+def _shown(height: int, width: int, spec: InputSpec) -> tuple[tuple[float, float, float, float], Rectangle]:
+    """As `fitting`; the part of the raster to fractions of a pixel: top, left, height, width."""
     source, target = fitting(height, width, spec)
     whole = whole_scaled(height, width, spec)
     if whole is None:
-        return _Shown(*source), target
+        return source, target
     down, across = height / whole.height, width / whole.width
-    return _Shown(whole.top * down, whole.left * across, spec.height * down, spec.width * across), target
+    return (whole.top * down, whole.left * across, spec.height * down, spec.width * across), target
 
 
 def crop_scale(height: int, width: int, spec: InputSpec) -> float:

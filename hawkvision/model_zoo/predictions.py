@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,17 +21,24 @@ from hawkvision.tasks.kind import Output, TaskKind, Weights
 # What a cascade's stages answer for a data set, from the outputs of their models.
 
 ALIKE: Final = (1.0,)
+ViewT = TypeVar("ViewT")
 
 
 @dataclass(frozen=True, slots=True)
-class VariantViews:
-    """One variant on the images that were run, in order: what `TaskKind.raw` gives, with places in the image."""
+class Views(Generic[ViewT]):
+    """One variant on the images that were run, in order."""
 
-    upright: Sequence[Output]
-    mirrored: Sequence[Output] | None
-    """On the mirror images, turned back; None where no ensemble needs them."""
+    upright: ViewT
+    mirrored: ViewT | None
+    """On the mirror images; None where no ensemble needs them."""
     cost_ms: float
     """Processor time of one view of one image."""
+
+
+VariantTensors: TypeAlias = Views[Tensors]
+"""The decoded tensors."""
+VariantViews: TypeAlias = Views[Sequence[Output]]
+"""What `TaskKind.raw` gives, with places in the image; the mirror images turned back."""
 
 
 class VariantInput(NamedTuple):
@@ -190,16 +197,6 @@ class CascadePredictions:
 # Tensors of variants for data sets, kept between runs.
 
 _VIEWS: Final = ("upright", "mirrored")
-
-
-@dataclass(frozen=True, slots=True)
-class VariantTensors:
-    """One variant's decoded tensors on the images that were run, and on their mirror images if an ensemble needs it."""
-
-    upright: Tensors
-    mirrored: Tensors | None
-    cost_ms: float
-    """Processor time of one view of one image."""
 
 
 def tensors_path(cache: Path, task: str, variant: Variant, facts: Sequence[str | int]) -> Path:

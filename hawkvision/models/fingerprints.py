@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.models.input_spec import InputSpec, MemberFacts, Weights, input_facts, model_fingerprint
+from hawkvision.models.input_spec import InputSpec, Weights, input_facts, model_fingerprint
 from hawkvision.models.manifest import Variant
 
 EXACT: Final = frozenset(
@@ -73,11 +73,6 @@ class VariantRun(msgspec.Struct, frozen=True):
             variant.decoder_options,
         )
 
-    @property
-    def facts(self) -> MemberFacts:
-        """What decides this variant's part in an answer, apart from its execution."""
-        return MemberFacts(self.name, self.sha256, self.input, self.temperature, self.decoder, self.decoder_options)
-
 
 def statement(runs: Sequence[VariantRun]) -> str:
     """The statement of a process about its variants, as text that travels with its answers.
@@ -123,7 +118,7 @@ def stage_fingerprint(
         return None
     runs = [found[name] for name in members]
     models = model_fingerprint(
-        [run.facts for run in runs],
+        runs,
         horizontal_flip=horizontal_flip,
         temperature=temperature if len(members) > 1 else None,
         accept_confidence=accept_confidence,

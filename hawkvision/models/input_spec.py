@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -70,16 +70,21 @@ class InputSpec(ManifestStruct, frozen=True):
         return None
 
 
-class MemberFacts(NamedTuple):
-    """What decides the tensors that one model of a stage gives to its task kind."""
+class Member(Protocol):
+    """What decides the tensors that one model of a stage gives to its task kind: a variant, stated or run."""
 
-    name: str
-    sha256: str | None
-    """The model file's."""
-    input: InputSpec
-    temperature: float
-    decoder: str
-    decoder_options: Mapping[str, Any]
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def sha256(self) -> str | None: ...  # noqa: D102
+    @property
+    def input(self) -> InputSpec: ...  # noqa: D102
+    @property
+    def temperature(self) -> float: ...  # noqa: D102
+    @property
+    def decoder(self) -> str: ...  # noqa: D102
+    @property
+    def decoder_options(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
 DEFAULT_KIND: Final = "classification"
@@ -95,7 +100,7 @@ def input_facts(spec: InputSpec) -> dict[str, Any]:
 
 
 def model_fingerprint(
-    members: Sequence[MemberFacts],
+    members: Sequence[Member],
     *,
     horizontal_flip: bool,
     temperature: float | None,
@@ -137,7 +142,7 @@ def task_facts(kind: str, options: Mapping[str, Any]) -> str:
     return msgspec.json.encode({"kind": kind, "options": options}, order="sorted").decode()
 
 
-def _member_facts(member: MemberFacts) -> list[Any]:
+def _member_facts(member: Member) -> list[Any]:
     facts: list[Any] = [member.name, member.sha256, input_facts(member.input), member.temperature]
     if member.decoder != "logits" or member.decoder_options:
         facts.append({"decoder": member.decoder, "options": member.decoder_options})

@@ -12,7 +12,6 @@ from hawkvision.models.input_spec import (
     DEFAULT_KIND,
     InputSpec,
     ManifestStruct,
-    MemberFacts,
     Weights,
     model_fingerprint,
     task_facts,
@@ -230,10 +229,7 @@ class Manifest(ManifestStruct, frozen=True):
         """
         ensemble = self.ensemble(stage)
         return model_fingerprint(
-            [
-                MemberFacts(v.name, v.sha256, v.input, v.temperature, v.decoder, v.decoder_options)
-                for v in self.members(stage)
-            ],
+            self.members(stage),
             horizontal_flip=ensemble is not None and ensemble.horizontal_flip,
             temperature=ensemble.temperature if ensemble else None,
             accept_confidence=None if ensemble is None else ensemble.accept_confidence,

@@ -18,7 +18,7 @@ from hawkvision.core.types import LOGITS, LabelledClass, Logits, Prediction
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks import class_scores
 from hawkvision.tasks.class_scores import ROUNDING, Score, log_probabilities, softmax
-from hawkvision.tasks.kind import Judged, Output, TaskKind, Tensors, TensorSpec, ToImage, Weights, WireTensor
+from hawkvision.tasks.kind import Output, TaskKind, Tensors, TensorSpec, ToImage, Weights, WireTensor
 
 TENSORS: Final[Mapping[str, TensorSpec]] = {
     "label": TensorSpec("BYTES", (-1,)),
@@ -36,10 +36,6 @@ class _ClassScore(msgspec.Struct, frozen=True):
 
 class _Reply(msgspec.Struct, frozen=True):
     top_k: tuple[_ClassScore, ...]
-
-
-class _Compared(msgspec.Struct, frozen=True):
-    index: int
 
 
 class ClassificationFields(msgspec.Struct, frozen=True):
@@ -125,9 +121,9 @@ def _from_compared(reply: bytes, labels: Sequence[str]) -> Classification:
     Raises:
         msgspec.ValidationError, ValueError: naming what is malformed.
     """
-    index = msgspec.json.decode(reply, type=_Compared).index
-    if not 0 <= index < len(labels):
-        raise ValueError(f"index: expected 0 to {len(labels) - 1}, got {index}")
+    index = msgspec.json.decode(reply, type=dict[str, Any]).get("index")
+    if type(index) is not int or not 0 <= index < len(labels):
+        raise ValueError(f"index: expected 0 to {len(labels) - 1}, got {index!r}")
     return _from_classes([(index, 0.0)], labels)
 
 
@@ -254,7 +250,7 @@ class ClassificationKind(TaskKind[Classification]):
         """Whether the most probable class leads by more than both probabilities may change."""
         return self.score(output, Score.MARGIN) > 2.0 * variation
 
-    def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> Judged[Classification]:
+    def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> tuple[Classification, float]:
         """See `TaskKind.judge`."""
         return self._judged(log_probabilities(output), limit, score, temperature)
 
@@ -267,17 +263,17 @@ class ClassificationKind(TaskKind[Classification]):
         temperature: float,
         before: float = 1.0,
         to_image: ToImage | None = None,  # noqa: ARG002 - classes are in no place
-    ) -> Judged[Classification]:
+    ) -> tuple[Classification, float]:
         """See `TaskKind.judge_tensors`."""
         return self._judged(tensors[LOGITS][row], limit, score, temperature, before)
 
     def _judged(
         self, logits: Logits, limit: int, score: str, temperature: float, before: float = 1.0
-    ) -> Judged[Classification]:
+    ) -> tuple[Classification, float]:
         margin = score == Score.MARGIN
         indices, sure = class_scores.most_probable(logits, temperature, max(2, limit) if margin else limit, before)
         prediction = self.from_classes(zip(indices[:limit], sure, strict=False))
-        return Judged(prediction, float(np.float32(sure[0]) - np.float32(sure[1])) if margin else sure[0])
+        return prediction, float(np.float32(sure[0]) - np.float32(sure[1])) if margin else sure[0]
 
     def encode_reply(self, prediction: Classification) -> dict[str, Any]:
         """See `TaskKind.encode_reply`."""

@@ -175,14 +175,7 @@ class DetectionKind(BoxKind[Detection]):
 
     def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
         """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
-        found = detection_quality(outputs, truths, self._options.threshold)
-        return {
-            "mAP": found.ap,
-            "AP50": found.ap50,
-            "precision": found.precision,
-            "recall": found.recall,
-            "F1": found.f1,
-        }
+        return detection_quality(outputs, truths, self._options.threshold)
 
     def encode_reply(self, prediction: Detection) -> dict[str, Any]:
         """See `TaskKind.encode_reply`."""

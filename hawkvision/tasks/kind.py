@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -50,13 +50,6 @@ class WireTensor(NamedTuple):
 NO_TENSORS: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
 
 
-class Judged(NamedTuple, Generic[PredictionT]):
-    """A prediction, and how sure the stage is of it."""
-
-    prediction: PredictionT
-    score: float
-
-
 class TaskKind(MeasuredKind[PredictionT]):
     """One kind of task, with the labels and options of one task's manifest.
 
@@ -85,11 +78,11 @@ class TaskKind(MeasuredKind[PredictionT]):
         (output,) = self.outputs({name: tensor[row : row + 1] for name, tensor in tensors.items()}, temperature)
         return output if to_image is None else self.place(output, to_image)
 
-    def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> Judged[PredictionT]:
+    def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> tuple[PredictionT, float]:
         """The prediction of an output and its score, after calibration by a further temperature."""
         if temperature != 1.0:
             output = self.combine([output], (1.0,), temperature)
-        return Judged(self.predict(output, limit), self.score(output, score))
+        return self.predict(output, limit), self.score(output, score)
 
     def judge_tensors(
         self,
@@ -100,7 +93,7 @@ class TaskKind(MeasuredKind[PredictionT]):
         temperature: float,
         before: float = 1.0,
         to_image: ToImage | None = None,
-    ) -> Judged[PredictionT]:
+    ) -> tuple[PredictionT, float]:
         """As `judge`, of `output` for one of n images; the hot path of a stage of one model.
 
         Args:

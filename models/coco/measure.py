@@ -204,7 +204,7 @@ def row(name: str, kind: TaskKind[Any], outputs: Sequence[Output], evaluation: E
     chosen = evaluation.clean
     found = detection_quality([outputs[i] for i in chosen], [evaluation.truths[i] for i in chosen])
     f1 = mean_f1(kind, outputs, evaluation, chosen)
-    return f"| `{name}` | {cost} | {found.ap * 100:.1f} | {found.ap50 * 100:.1f} | {f1 * 100:.1f} |"
+    return f"| `{name}` | {cost} | {found['mAP'] * 100:.1f} | {found['AP50'] * 100:.1f} | {f1 * 100:.1f} |"
 
 
 def main() -> None:

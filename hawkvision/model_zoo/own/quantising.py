@@ -82,7 +82,6 @@ class Quantised:
     """The float stage's and the quantised one's; None without labels."""
     agreement: float
     """1 − the mean disagreement of both."""
-    bytes: tuple[int, int]
     cpu_ms: tuple[float, float]
 
 
@@ -121,7 +120,6 @@ def quantise(order: QuantiseOrder, models: Path, cache: Path) -> Quantised:
         len(measured_with),
         _accuracies(kind, before, after, truths),
         1.0 - float(kind.disagreements(after, before).mean()),
-        (len(content), len(built)),
         (cpu_ms_before, cpu_ms_after),
     )
 

@@ -35,15 +35,12 @@ _STORED: Final[Mapping[str, np.dtype[Any]]] = {
 }
 
 
-class _Quantization(msgspec.Struct, frozen=True):
-    dtype: Literal["float16"]
-
-
 class _Weight(msgspec.Struct, frozen=True):
     name: str
     shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=8)]
     dtype: Literal["float32", "int32"]
-    quantization: _Quantization | None = None
+    quantization: dict[str, str] | None = None
+    """Its `dtype` says how numbers are stored."""
 
 
 class _Group(msgspec.Struct, frozen=True):
@@ -57,15 +54,6 @@ class _Node(msgspec.Struct, frozen=True):
     op: str
     input: tuple[str, ...] | None = None
     attr: dict[str, dict[str, Any]] | None = None
-
-
-class _Topology(msgspec.Struct, frozen=True):
-    node: tuple[_Node, ...]
-
-
-class _Model(msgspec.Struct, frozen=True):
-    modelTopology: _Topology  # noqa: N815 - the format's name
-    weightsManifest: tuple[_Group, ...]  # noqa: N815 - the format's name
 
 
 class Node:
@@ -177,14 +165,16 @@ def read_model(topology: bytes, shards: Mapping[str, bytes], where: str) -> Tfjs
         ArtifactError: naming what is missing or malformed.
     """
     try:
-        model = msgspec.json.decode(topology, type=_Model)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{where}: {error}") from None
+        model = msgspec.json.decode(topology, type=dict[str, Any])
+        operations = msgspec.convert(model["modelTopology"]["node"], tuple[_Node, ...])
+        groups = msgspec.convert(model["weightsManifest"], tuple[_Group, ...])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{where}: expected `modelTopology` and `weightsManifest`: {error}") from None
     weights: dict[str, NDArray[Any]] = {}
-    for group in model.weightsManifest:
+    for group in groups:
         weights.update(_weights(group, shards, where))
     nodes: dict[str, Node] = {}
-    for each in model.modelTopology.node:
+    for each in operations:
         if each.name in nodes:
             raise ArtifactError(f"{where}: two nodes are named {each.name!r}")
         if each.op == "Const":
@@ -204,7 +194,10 @@ def _weights(group: _Group, shards: Mapping[str, bytes], where: str) -> dict[str
     found: dict[str, NDArray[Any]] = {}
     offset = 0
     for weight in group.weights:
-        stored = _STORED[weight.quantization.dtype if weight.quantization else weight.dtype]
+        stored_as = (weight.quantization or {}).get("dtype", weight.dtype)
+        if stored_as not in _STORED:
+            raise ArtifactError(f"{where}: {weight.name}: numbers stored as {stored_as} are not read")
+        stored = _STORED[stored_as]
         count = math.prod(weight.shape)
         if offset + count * stored.itemsize > len(data):
             raise ArtifactError(f"{where}: {weight.name}: the shards end before its {count} numbers")

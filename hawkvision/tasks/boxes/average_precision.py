@@ -3,14 +3,13 @@
 Source: T.-Y. Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, as its evaluation code computes it.
 Within one image and class, boxes claim truths in falling order of their scores; each takes the free truth that it
 overlaps most, if that is enough. Average precision is the mean of the precision at 101 recalls, where the precision at
-a recall is the best at that recall or a higher one. The mean goes over classes that occur in the truths, and for `ap`
+a recall is the best at that recall or a higher one. The mean goes over classes that occur in the truths, and for `mAP`
 over the overlaps 0.50, 0.55 … 0.95. Crowd regions are not known, and no sizes are told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -27,28 +26,16 @@ MOST_BOXES: Final = 100
 ROUNDING: Final = 1e-10
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionQuality:
-    """Figures over a data set, each in 0..1; 0 where no image has a box."""
-
-    ap: float
-    """Average precision, mean over overlaps and classes ("mAP")."""
-    ap50: float
-    """The same at overlap 0.5."""
-    precision: float
-    """Share of the boxes from the threshold on that are right at overlap 0.5."""
-    recall: float
-    """Share of the truths that those boxes found."""
-    f1: float
-    """The harmonic mean of both."""
-
-
 def detection_quality(
     detections: Sequence[NDArray[np.floating]],
     truths: Sequence[tuple[NDArray[np.floating], NDArray[np.integer]]],
     threshold: float = 0.5,
-) -> DetectionQuality:
-    """Compare detections with truths, image by image.
+) -> dict[str, float]:
+    """Figures over a data set, each in 0..1; 0 where no image has a box.
+
+    `mAP`: average precision, mean over overlaps and classes. `AP50`: the same at overlap 0.5. `precision`: share of the
+    boxes from the threshold on that are right at overlap 0.5. `recall`: share of the truths that those boxes found.
+    `F1`: the harmonic mean of both.
 
     Args:
         detections: of each image, boxes (k, 6) as x1, y1, x2, y2, score, class; those of score 0 do not count.
@@ -61,7 +48,7 @@ def detection_quality(
     if len(detections) != len(truths):
         raise ValueError(f"expected detections of as many images as truths, got {len(detections)} and {len(truths)}")
     if not truths:
-        return DetectionQuality(0.0, 0.0, 0.0, 0.0, 0.0)
+        return dict.fromkeys(("mAP", "AP50", "precision", "recall", "F1"), 0.0)
     matched = [_match(found, *truth) for found, truth in zip(detections, truths, strict=True)]
     scores, classes, right = (np.concatenate(parts) for parts in zip(*matched, strict=True))
     counts = np.bincount(np.concatenate([classes.astype(np.int64) for _, classes in truths]))
@@ -73,13 +60,13 @@ def detection_quality(
     by_overlap = np.mean(curves, axis=0) if curves else np.zeros(len(OVERLAPS))
     kept = scores >= threshold
     hits, claimed, total = float(right[kept, 0].sum()), float(kept.sum()), float(counts.sum())
-    return DetectionQuality(
-        float(by_overlap.mean()),
-        float(by_overlap[0]),
-        hits / claimed if claimed else 0.0,
-        hits / total if total else 0.0,
-        2.0 * hits / (claimed + total) if claimed + total else 0.0,
-    )
+    return {
+        "mAP": float(by_overlap.mean()),
+        "AP50": float(by_overlap[0]),
+        "precision": hits / claimed if claimed else 0.0,
+        "recall": hits / total if total else 0.0,
+        "F1": 2.0 * hits / (claimed + total) if claimed + total else 0.0,
+    }
 
 
 def _match(

@@ -40,16 +40,13 @@ class Candidates(NamedTuple):
         return Candidates(self.boxes[rows], self.scores[rows], self.classes[rows])
 
 
-class Surest(NamedTuple):
-    """Which boxes of a model, with which class and score, surest first."""
-
-    boxes: NDArray[np.intp]
-    classes: NDArray[np.intp]
-    scores: NDArray[np.float32]
+Indices: TypeAlias = NDArray[np.intp]
 
 
-def surest(scores: NDArray[np.float32], floor: float, most: int, *, one_class: bool) -> Surest:
-    """The pairs of box and class with the highest scores above `floor`, at most `most`.
+def surest(
+    scores: NDArray[np.float32], floor: float, most: int, *, one_class: bool
+) -> tuple[Indices, Indices, NDArray[np.float32]]:
+    """Boxes, classes and scores of the pairs with the highest scores above `floor`, at most `most`, surest first.
 
     Args:
         scores: (k, classes).
@@ -69,7 +66,7 @@ def surest(scores: NDArray[np.float32], floor: float, most: int, *, one_class: b
         kept = np.sort(np.argpartition(-found, most)[:most])
         rows, classes, found = rows[kept], classes[kept], found[kept]
     order = np.argsort(-found, kind="stable")[:most]
-    return Surest(rows[order], classes[order], found[order])
+    return rows[order], classes[order], found[order]
 
 
 def suppressed(found: Candidates, iou: float, most: int) -> NDArray[np.intp]:
@@ -93,8 +90,6 @@ def corners(centred: NDArray[Any]) -> NDArray[np.float64]:
     middle, half = np.asarray(centred[..., :2], np.float64), np.asarray(centred[..., 2:4], np.float64) / 2
     return np.concatenate([middle - half, middle + half], axis=-1)
 
-
-Indices: TypeAlias = NDArray[np.intp]
 
 ROUNDING: Final = 1e-3
 """Scores may be outside 0..1 by this much, as float16 rounds."""

@@ -63,10 +63,10 @@ class YoloV5(BoxDecoder):
         """Each box with the product of its objectness and class."""
         rows = tensors["rows"][image]
         scores = self.probabilities(rows[:, 5:]) * self.probabilities(rows[:, 4:5])
-        found = surest(
+        at, labels, sure = surest(
             scores, self.settings.score_floor, self.settings.max_candidates, one_class=self.settings.one_class
         )
-        return Candidates(corners(self.boxes(rows, found.boxes)), found.scores, found.classes)
+        return Candidates(corners(self.boxes(rows, at)), sure, labels)
 
     def boxes(self, rows: NDArray[np.float32], chosen: NDArray[np.intp]) -> NDArray[Any]:
         """Centres and sides of the chosen rows."""
@@ -113,10 +113,10 @@ class YoloV8(BoxDecoder):
         """Each box with its classes."""
         rows = tensors["rows"][image].T
         scores = self.probabilities(rows[:, 4:])
-        found = surest(
+        at, labels, sure = surest(
             scores, self.settings.score_floor, self.settings.max_candidates, one_class=self.settings.one_class
         )
-        return Candidates(corners(rows[found.boxes, :4]), found.scores, found.classes)
+        return Candidates(corners(rows[at, :4]), sure, labels)
 
 
 class _EndToEndOptions(BoxOptions, frozen=True, kw_only=True):
@@ -198,15 +198,15 @@ class NanoDet(BoxDecoder):
         """The scores of every point; boxes around it."""
         rows = tensors["rows"][image]
         scores = self.probabilities(rows[:, : self.classes])
-        found = surest(scores, self.settings.score_floor, self.settings.max_candidates, one_class=False)
-        points = self._points()[found.boxes]
-        logits = rows[found.boxes, self.classes :].astype(np.float64)
+        at, labels, sure = surest(scores, self.settings.score_floor, self.settings.max_candidates, one_class=False)
+        points = self._points()[at]
+        logits = rows[at, self.classes :].astype(np.float64)
         logits = logits.reshape(len(points), 4, logits.shape[1] // 4)
         weights = np.exp(logits - logits.max(axis=2, keepdims=True))
         mean = (weights * np.arange(logits.shape[2])).sum(axis=2) / weights.sum(axis=2)
         distances = mean * points[:, 2:3]
         boxes = np.concatenate([points[:, :2] - distances[:, :2], points[:, :2] + distances[:, 2:]], axis=1)
-        return Candidates(boxes, found.scores, found.classes)
+        return Candidates(boxes, sure, labels)
 
 
 class _CenterNetOptions(BoxOptions, frozen=True, kw_only=True):
@@ -251,23 +251,21 @@ class CenterNet(BoxDecoder):
         heat = self.probabilities(tensors["heatmap"][image])
         peaks = _peaks(heat, self.settings.score_floor)
         height, width, classes = heat.shape
-        found = surest(
+        at, labels, sure = surest(
             peaks.reshape(-1, classes), self.settings.score_floor, self.settings.max_candidates, one_class=False
         )
-        sides = (
-            tensors["sides"][image].reshape(height * width, tensors["sides"].shape[3])[found.boxes].astype(np.float64)
-        )
+        sides = tensors["sides"][image].reshape(height * width, tensors["sides"].shape[3])[at].astype(np.float64)
         cell = np.array([self.spec.width / width, self.spec.height / height])
-        centre = np.stack([found.boxes % width, found.boxes // width], axis=1).astype(np.float64)
+        centre = np.stack([at % width, at // width], axis=1).astype(np.float64)
         if "offset" in tensors:
-            centre += tensors["offset"][image].reshape(height * width, 2)[found.boxes]
+            centre += tensors["offset"][image].reshape(height * width, 2)[at]
         centre *= cell
         if self.settings.sides == "size":
             half = sides * cell / 2
             boxes = np.concatenate([centre - half, centre + half], axis=1)
         else:
             boxes = np.concatenate([centre - sides[:, :2], centre + sides[:, 2:]], axis=1)
-        return Candidates(boxes, found.scores, found.classes)
+        return Candidates(boxes, sure, labels)
 
 
 def _peaks(heat: NDArray[np.float32], floor: float) -> NDArray[np.float32]:

@@ -44,8 +44,10 @@ class Detr(BoxDecoder):
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """The best pairs of query and class."""
         scores = self.probabilities(tensors["logits"][image])
-        found = surest(scores, self.settings.score_floor, min(MOST, self.settings.max_candidates), one_class=False)
-        return Candidates(corners(tensors["boxes"][image][found.boxes]), found.scores, found.classes)
+        at, labels, sure = surest(
+            scores, self.settings.score_floor, min(MOST, self.settings.max_candidates), one_class=False
+        )
+        return Candidates(corners(tensors["boxes"][image][at]), sure, labels)
 
 
 class _SsdOptions(BoxOptions, frozen=True, kw_only=True):
@@ -85,11 +87,9 @@ class Ssd(BoxDecoder):
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Every class of an anchor is a candidate."""
         scores = self.probabilities(tensors["scores"][image][:, int(self.settings.background) :])
-        found = surest(scores, self.settings.score_floor, self.settings.max_candidates, one_class=False)
-        boxes = tensors["boxes"][image][found.boxes]
-        return Candidates(
-            boxes[:, [1, 0, 3, 2]] if self.settings.order == "yxyx" else boxes, found.scores, found.classes
-        )
+        at, labels, sure = surest(scores, self.settings.score_floor, self.settings.max_candidates, one_class=False)
+        boxes = tensors["boxes"][image][at]
+        return Candidates(boxes[:, [1, 0, 3, 2]] if self.settings.order == "yxyx" else boxes, sure, labels)
 
 
 class _DetectionsOptions(BoxOptions, frozen=True, kw_only=True):

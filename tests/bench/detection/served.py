@@ -114,7 +114,7 @@ def quality_of(answers: Sequence[Answered], images: CocoImages, part: Sequence[i
         return f"{accuracy * 100:.1f}"
     rows = [boxes_of(each) for each in predictions if isinstance(each, Detection)]
     found = detection_quality(rows, truths)
-    return f"{found.ap * 100:.1f} / {found.ap50 * 100:.1f} / {accuracy * 100:.1f}"
+    return f"{found['mAP'] * 100:.1f} / {found['AP50'] * 100:.1f} / {accuracy * 100:.1f}"
 
 
 def targets_table(url: str, task: str, images: CocoImages, kind: TaskKind[Any], console: Console) -> None:

@@ -200,7 +200,7 @@ class Fusion:
             for label in np.flatnonzero(number):
                 of_label = [(outputs[i][outputs[i][:, CLASS] == label], truths[i]) for i in fit]
                 true = [(t.boxes[t.classes == label], t.classes[t.classes == label]) for _, t in of_label]
-                own[label] = detection_quality([boxes for boxes, _ in of_label], true).ap
+                own[label] = detection_quality([boxes for boxes, _ in of_label], true)["mAP"]
             mean = own[number > 0].mean()
             found.append((own * number + mean * SHRINK) / (number + SHRINK))
         return found
@@ -212,7 +212,7 @@ class Fusion:
         truths = [self.images.truths[i] for i in part]
         found = detection_quality(fused, truths)
         f1 = 1 - kind.losses(fused, truths).mean()
-        return f"{found.ap * 100:.1f} / {found.ap50 * 100:.1f} / {f1 * 100:.1f}"
+        return f"{found['mAP'] * 100:.1f} / {found['AP50'] * 100:.1f} / {f1 * 100:.1f}"
 
     def table(self, console: Console) -> None:
         """Print what weights bring."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -205,16 +205,17 @@ class GraphFacts:
     type: str
     """One of `TYPES`."""
     layout: Layout | None
-    batch: int | None
-    height: int | None
-    width: int | None
-    channels: int | None
     shape: tuple[int | None, ...]
     outputs: tuple[OutputFacts, ...]
     quantised: bool
     """Whether it has integer layers, so that numbers that differ in the last bit may be rounded apart."""
     dynamic: bool
     """Whether ranges are measured over the whole batch, so that images of a batch change one another's numbers."""
+
+    @property
+    def batch(self) -> int | None:
+        """The number of images."""
+        return self.shape[0]
 
     def __str__(self) -> str:
         layout = "layout unknown" if self.layout is None else self.layout.upper()
@@ -247,19 +248,14 @@ def facts_of(model: onnx.ModelProto, where: str) -> GraphFacts:
             f"{where}: input {inputs[0].name!r}: expected images, float32, float16 or uint8 of (n, channels, height, "
             f"width) or (n, height, width, channels), found {found}"
         )
-    layout = _layout(shape)
     _check_channels(shape, f"{where}: input {inputs[0].name!r}")
     made = {name: node for node in model.graph.node for name in node.output}
     operators = {node.op_type for node in model.graph.node}
-    facts = GraphFacts(
-        inputs[0].name, TYPES[kind], layout, shape[0], None, None, None, shape,
+    return GraphFacts(
+        inputs[0].name, TYPES[kind], _layout(shape), shape,
         tuple(_output(value, made) for value in model.graph.output),
         has_integer_layers(model), "DynamicQuantizeLinear" in operators,
     )  # fmt: skip
-    if layout is None:
-        return facts
-    height, width, channels = facts.sizes(layout)
-    return replace(facts, height=height, width=width, channels=channels)
 
 
 def _check_channels(shape: Sequence[int | None], where: str) -> None:

@@ -69,14 +69,14 @@ def _coco(found: list[NDArray[np.float64]], truths: list[Truth]) -> NDArray[np.f
     return stats
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_average_precision_is_that_of_cocos_code(seed: int) -> None:
     found, truths = _images(np.random.default_rng(seed), 40)
     expected = _coco(found, truths)
     quality = detection_quality(found, truths)
-    assert quality.ap == pytest.approx(expected[0], abs=1e-9)
-    assert quality.ap50 == pytest.approx(expected[1], abs=1e-9)
-    assert 0.2 < quality.ap < quality.ap50 < 1.0
+    assert quality["mAP"] == pytest.approx(expected[0], abs=1e-9)
+    assert quality["AP50"] == pytest.approx(expected[1], abs=1e-9)
+    assert 0.2 < quality["mAP"] < quality["AP50"] < 1.0
 
 
 def test_precision_recall_and_f1_count_boxes_from_the_threshold_on() -> None:
@@ -90,8 +90,8 @@ def test_precision_recall_and_f1_count_boxes_from_the_threshold_on() -> None:
         [0.0, 0.0, 0.0, 0.0, 0.0, 0],  # padding
     ])  # fmt: skip
     quality = detection_quality([found], [truth], threshold=0.5)
-    assert [quality.precision, quality.recall] == pytest.approx([1 / 3, 1 / 2])
-    assert quality.f1 == pytest.approx(2 / 5)
+    assert [quality["precision"], quality["recall"]] == pytest.approx([1 / 3, 1 / 2])
+    assert quality["F1"] == pytest.approx(2 / 5)
 
 
 def test_images_without_truths_or_detections_are_counted() -> None:
@@ -99,9 +99,9 @@ def test_images_without_truths_or_detections_are_counted() -> None:
     truth = (np.array([[0.1, 0.1, 0.2, 0.2]]), np.array([0]))
     empty = (np.zeros((0, 4)), np.zeros(0, np.int64))
     stray = np.array([[0.1, 0.1, 0.2, 0.2, 0.9, 0]])
-    assert detection_quality([nothing], [truth]).recall == 0.0
-    assert detection_quality([stray], [empty]).precision == 0.0
-    assert detection_quality([nothing], [empty]).f1 == 0.0
-    assert detection_quality([], []).ap == 0.0
+    assert detection_quality([nothing], [truth])["recall"] == 0.0
+    assert detection_quality([stray], [empty])["precision"] == 0.0
+    assert detection_quality([nothing], [empty])["F1"] == 0.0
+    assert detection_quality([], [])["mAP"] == 0.0
     with pytest.raises(ValueError, match="as many images as truths, got 1 and 2"):
         detection_quality([stray], [truth, truth])
