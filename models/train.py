@@ -39,7 +39,7 @@ from hawkvision.model_zoo.building.build import emit_variant, precision_of
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_after_training, training_mask
 from hawkvision.model_zoo.own.qonnx_export import write_qonnx
-from hawkvision.model_zoo.predictions import CascadePredictions, VariantInput, VariantViews
+from hawkvision.model_zoo.predictions import CascadePredictions, VariantInput, Views
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import FileSource, InputSpec, Manifest, Training, Variant
 from hawkvision.system.files import sha256_of, write_atomic
@@ -266,7 +266,7 @@ def measured(manifest: Manifest, weights: dict[str, bytes], images: Any, pixels:
         graph = emit_variant(manifest.task, variant, MODELS, weights[variant.name])
         backend = open_backend("onnxruntime", graph, variant.input, manifest.classes, threads=torch.get_num_threads())
         upright, mirrored = (_logits(backend, batch) for batch in (inputs, inputs[:, :, ::-1]))
-        views[VariantInput(variant.name, False)] = VariantViews(list(upright), list(mirrored), 0.0)
+        views[VariantInput(variant.name, False)] = Views(list(upright), list(mirrored), 0.0)
         variants.append(judged(variant, upright))
     manifest = msgspec.structs.replace(manifest, variants=tuple(variants))
     predictions = CascadePredictions(kind, manifest, np.arange(len(used)), views, reduced=False)

@@ -83,7 +83,7 @@ class CascadePredictions:
 
         def some(view: VariantViews) -> VariantViews:
             mirrored = None if view.mirrored is None else [view.mirrored[row] for row in rows]
-            return VariantViews([view.upright[row] for row in rows], mirrored, view.cost_ms)
+            return Views([view.upright[row] for row in rows], mirrored, view.cost_ms)
 
         views = {key: some(view) for key, view in self._views.items()}
         return CascadePredictions(self.kind, self._manifest, np.arange(len(rows)), views, reduced=self.reduced)
@@ -222,7 +222,7 @@ def read_tensors(path: Path, n: int) -> VariantTensors | None:
         views[view][tensor] = array
     if not views["upright"] or digest != _digest(arrays):
         return None
-    return VariantTensors(views["upright"], views["mirrored"] or None, cost)
+    return Views(views["upright"], views["mirrored"] or None, cost)
 
 
 def write_tensors(path: Path, found: VariantTensors) -> None:

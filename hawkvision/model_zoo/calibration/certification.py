@@ -180,7 +180,7 @@ def certified_anew(
         HawkVisionError: if models or labels differ from the design's or are missing, or the images served the design.
     """
     images = evidence.images
-    _check_models(design, manifest)
+    check_models(design, manifest)
     design.check_labels(kind.labels)
     design = msgspec.structs.replace(design, uses=design.uses or designing(design))
     check_unseen(design, images, compared, images.name)
@@ -215,7 +215,7 @@ def _useful_side(design: Profile, manifest: Manifest) -> int:
     return useful_side(member.input for stage in design.stages for member in manifest.members(stage.name))
 
 
-def _check_models(design: Profile, manifest: Manifest) -> None:
+def check_models(design: Profile, manifest: Manifest) -> None:
     """Refuse a design whose models are not the manifest's.
 
     Raises:

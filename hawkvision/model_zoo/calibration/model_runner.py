@@ -31,6 +31,7 @@ from hawkvision.model_zoo.predictions import (
     VariantInput,
     VariantTensors,
     VariantViews,
+    Views,
     read_tensors,
     tensors_path,
     write_tensors,
@@ -181,7 +182,7 @@ def _views(
         upright = [kind.place(each, place) for each, place in zip(upright, places, strict=True)]
         if mirrored is not None:
             mirrored = [kind.place(each, place) for each, place in zip(mirrored, places, strict=True)]
-    return VariantViews(upright, mirrored, found.cost_ms)
+    return Views(upright, mirrored, found.cost_ms)
 
 
 class _VariantRun:
@@ -220,7 +221,7 @@ class _VariantRun:
         finally:
             self._runner.close()
         mirrored = [part for _, part, _ in parts if part is not None]
-        return VariantTensors(
+        return Views(
             joined([part for part, _, _ in parts]),
             joined(mirrored) if self._flip else None,
             float(np.median([spent for _, _, spent in parts])),

@@ -25,22 +25,20 @@ from hawkvision.cascade.certification.predictions import (
     make_sample,
     select,
 )
-from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
+from hawkvision.cascade.certification.profile import Certificate, Pair, threshold_value
 from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.certification.profiling import paths_of
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
-from hawkvision.core.advice import advise
-from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Tier
 from hawkvision.inference.backend_registry import BackendKind
-from hawkvision.model_zoo.calibration.certification import stages_by_tier
+from hawkvision.model_zoo.calibration.certification import check_models, stages_by_tier
 from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
 from hawkvision.model_zoo.calibration.model_runner import ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.model_zoo.reports import page
 from hawkvision.model_zoo.reports.page import Findings, Outcome, PairFindings, Reliability
-from hawkvision.models.datasets import SUFFIXES
-from hawkvision.models.manifest import Manifest, load_manifest
+from hawkvision.models.manifest import load_manifest
 from hawkvision.system.files import write_atomic
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind, Truth
@@ -104,8 +102,7 @@ def report_calibration(
     """
     manifest = load_manifest(task, models)
     known = load_profile_of(manifest, models, profile)
-    _check_models(manifest, known)
-    _check_labelled(data)
+    check_models(known, manifest)
     kind = load_kind(manifest, models)
     evidence = read_evidence(data, kind, manifest, models, LabelReading(trained=TrainedImages.LEAVE_OUT))
     images, truths = evidence.images, evidence.truths
@@ -208,24 +205,3 @@ def measure(sample: Sample, thresholds: Thresholds) -> Outcome:
 
 def _thresholds(certificate: Certificate) -> Thresholds:
     return Thresholds(threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold))
-
-
-def _check_models(manifest: Manifest, profile: Profile) -> None:
-    if profile.task != manifest.task:
-        raise ManifestError(f"the profile is for task {profile.task!r}, not for {manifest.task!r}")
-    for stage in profile.stages:
-        expected = manifest.fingerprint(stage.name)
-        if stage.fingerprint != expected:
-            raise ManifestError(
-                f"the profile was made for {stage.name} with fingerprint {stage.fingerprint}, but the manifest's is "
-                f"{expected}; run `{advise('calibrate', '--task', manifest.task, '--data', 'IMAGES')}` again"
-            )
-
-
-def _check_labelled(data: Path) -> None:
-    """Refuse a flat folder of images, a likely mistake because `hawkvision certify` takes one."""
-    if data.is_dir() and any(path.suffix.lower() in SUFFIXES for path in data.iterdir()):
-        raise ConfigError(
-            f"{data}: the images have no labels; a report needs them: expected a directory per class, or an npz file "
-            "with `labels`"
-        )

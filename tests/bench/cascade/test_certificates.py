@@ -19,7 +19,7 @@ from hawkvision.cascade.certification.certificate import (
     threshold_grid,
     two_levels,
 )
-from tests.bench.cascade.certificates import Cell, make_pool, study
+from tests.bench.cascade.certificates import make_pool, study
 from tests.bench.cascade.fractional_losses import ADVERSARIES, KINDS, draw, kept, of_kind, upper
 from tests.bench.cascade.fractional_losses import study as study_fractions
 from tests.bench.cascade.threshold_rules import (
@@ -49,20 +49,6 @@ def drawn(n: int, seed: int) -> Pool:
 
 def as_sample(some: Pool) -> Sample:
     return Sample(outcomes(some.scores, some.edge_right, some.differs), (~some.best_right).astype(np.float64))
-
-
-def test_one_pass_over_all_thresholds_counts_what_the_products_sweep_counts() -> None:
-    some = drawn(700, seed=1)
-    grid = threshold_grid(some.scores, 60)
-    counted = sweep_grid(some, grid)
-    for place, step in enumerate(sweep(as_sample(some), two_levels(grid))):
-        assert (counted.lost[place], counted.gained[place], counted.differing[place]) == (
-            step.lost,
-            step.gained,
-            step.differing,
-        )
-        assert counted.escalation[place] == pytest.approx(step.escalation)
-        assert counted.right[place] == round((some.best_right.mean() - step.drop) * 700)
 
 
 @pytest.mark.parametrize("method", list(Method))
@@ -97,16 +83,6 @@ def test_guarantees_are_kept_where_the_plug_in_threshold_breaks_its_own(replace:
     assert cells["exact"].escalation < cells["LTT"].escalation
     assert cells["exact"].escalation < cells["SGR"].escalation
     assert 1.0 < cells["exact"].ratio < cells["MAPIE paired"].ratio
-
-
-def make_cell(rule: str, violations: int, *, guarantees: bool = True) -> Cell:
-    return Cell("a → b", 1_000, rule, guarantees, 200, violations, 0.2, 0.1, 0.01, DELTA)
-
-
-def test_nineteen_of_two_hundred_may_be_chance_and_twenty_may_not() -> None:
-    assert not make_cell("exact", 19).broken
-    assert make_cell("exact", 20).broken
-    assert not make_cell("plug-in", 100, guarantees=False).broken
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,11 +19,6 @@ def accepted(threshold: float) -> float:
     return 1.0 - max(0.0, threshold)
 
 
-def test_traffic_disagrees_as_often_as_it_is_to() -> None:
-    assert traffic(CLAIMS, 2.0, accepted).rates == pytest.approx([0.2, 0.04])
-    assert traffic(CLAIMS, math.inf, accepted).rates == pytest.approx([1.0, 0.5])
-
-
 @pytest.mark.parametrize("fractions", [False, True])
 @pytest.mark.parametrize("times", [3.0, math.inf])
 def test_the_derived_delay_is_an_upper_bound(times: float, fractions: bool) -> None:
@@ -34,10 +29,6 @@ def test_the_derived_delay_is_an_upper_bound(times: float, fractions: bool) -> N
     ]
     assert np.percentile(delays, 50) < expected.median < expected.late < 100_000
     assert np.percentile(delays, 95) < expected.late
-
-
-def test_traffic_as_claimed_has_no_delay() -> None:
-    assert derived(CLAIMS, traffic(CLAIMS, 1.0, accepted).rates, 0.02).late == math.inf
 
 
 @pytest.mark.slow

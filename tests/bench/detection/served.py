@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -30,20 +31,22 @@ from hawkvision.core.types import Prediction
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input
 from hawkvision.models.artifacts import load_variant
-from hawkvision.models.manifest import cache_dir
+from hawkvision.models.manifest import Manifest, cache_dir, load_manifest, models_dir
 from hawkvision.system.child_server import running
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.boxes.average_precision import detection_quality
+from hawkvision.tasks.boxes.rows import TrueBoxes
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.detection import Detection
 from hawkvision.tasks.kind import TaskKind
-from tests.bench.detection.outputs import MAX_PIXELS, CocoImages, CocoOutputs, add_data_option, read_coco_images
+from hawkvision.tasks.registry import load_kind
 
 TARGETS: Final = (
     *(f"quality={name}" for name in ("fast", "balanced", "best")),
     *(f"max_accuracy_drop={d}" for d in (0.1, 0.15, 0.2)),
 )
 ALONE: Final = "quality=fast"
+MAX_PIXELS: Final = 50_000_000
 CALLERS: Final = 4
 ROUNDS: Final = 5
 TIMEOUT_S: Final = 120.0
@@ -100,14 +103,36 @@ class Caller:
         self._http.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Val2017:
+    """The images of val2017 in `coco_eval.npz` (`../shared/data/README.md`)."""
+
+    bodies: Sequence[bytes]
+    truths: Sequence[TrueBoxes]
+    clean: Sequence[int]
+    """Those on which no model was trained."""
+
+
+def read_val2017(path: Path) -> Val2017:
+    """Read the file."""
+    with np.load(path, allow_pickle=False) as z:
+        data, ends, at = z["data"], z["offsets"], z["box_offsets"]
+        chosen = np.flatnonzero(z["split"] != "train2017")
+        return Val2017(
+            [data[ends[i] : ends[i + 1]].tobytes() for i in chosen],
+            [TrueBoxes(z["boxes"][at[i] : at[i + 1]], z["classes"][at[i] : at[i + 1]]) for i in chosen],
+            np.flatnonzero(z["clean"][chosen]).tolist(),
+        )
+
+
 def boxes_of(prediction: Detection) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The objects as rows (k, 6)."""
     return np.array([(*o.box, o.confidence, o.index) for o in prediction.objects], np.float64).reshape(-1, 6)
 
 
-def quality_of(answers: Sequence[Answered], images: CocoImages, part: Sequence[int], kind: TaskKind[Any]) -> str:
+def quality_of(answers: Sequence[Answered], images: Val2017, part: Sequence[int], kind: TaskKind[Any]) -> str:
     """Accuracy, and of boxes mAP and AP50 before it, in percent; `part` are positions in val2017."""
-    truths = [images.truths[images.val[i]] for i in part]
+    truths = [images.truths[i] for i in part]
     predictions = [answers[i].prediction for i in part]
     accuracy = 1 - np.mean([kind.loss(p, t) for p, t in zip(predictions, truths, strict=True)])
     if not isinstance(predictions[0], Detection):
@@ -117,14 +142,13 @@ def quality_of(answers: Sequence[Answered], images: CocoImages, part: Sequence[i
     return f"{found['mAP'] * 100:.1f} / {found['AP50'] * 100:.1f} / {accuracy * 100:.1f}"
 
 
-def targets_table(url: str, task: str, images: CocoImages, kind: TaskKind[Any], console: Console) -> None:
+def targets_table(url: str, task: str, images: Val2017, kind: TaskKind[Any], console: Console) -> None:
     """Ask for every image at every target, and print what came."""
     caller = Caller(url, task, kind)
-    clean = [i for i, index in enumerate(images.val) if index in set(images.clean.tolist())]
     console.print("| target | val2017 | clean | by the datacenter | P50, P99 ms | status |\n|---|---|---|---|---|---|")
     for target in TARGETS:
-        answers = [caller.ask(images.bodies[i], target) for i in track(images.val, target, transient=True)]
-        whole, of_clean = (quality_of(answers, images, part, kind) for part in (range(len(answers)), clean))
+        answers = [caller.ask(body, target) for body in track(images.bodies, target, transient=True)]
+        whole, of_clean = (quality_of(answers, images, part, kind) for part in (range(len(answers)), images.clean))
         far = np.mean([each.fields.tier == "datacenter" for each in answers])
         p50, p99 = np.quantile([each.ms for each in answers], [0.5, 0.99])
         given = Counter(f"{a.fields.accuracy.status} ({a.fields.accuracy.basis})" for a in answers)
@@ -133,21 +157,21 @@ def targets_table(url: str, task: str, images: CocoImages, kind: TaskKind[Any], 
     caller.close()
 
 
-def bare_loop(outputs: CocoOutputs, bodies: Sequence[bytes]) -> float:
+def bare_loop(manifest: Manifest, kind: TaskKind[Any], bodies: Sequence[bytes]) -> float:
     """Images/s of decoding, the edge's model on one thread, and decoding its boxes."""
-    variant = outputs.manifest.variant(outputs.manifest.cascade.default_edge)
+    variant = manifest.variant(manifest.cascade.default_edge)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    model = load_variant(cache_dir(), outputs.manifest.task, variant)
+    model = load_variant(cache_dir(), manifest.task, variant)
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_outputs()]
-    decode = open_decoder(variant, len(outputs.kind.labels))
+    decode = open_decoder(variant, len(kind.labels))
     started = time.perf_counter()
     for body in bodies:
         pixels, header = load_input(body, variant.input, max_pixels=MAX_PIXELS)
         tensors = decode(dict(zip(names, session.run(names, {"image": pixels[np.newaxis]}), strict=True)))
-        (found,) = outputs.kind.outputs(tensors, variant.temperature)
-        outputs.kind.predict(outputs.kind.place(found, placement(header, variant.input).to_image), 5)
+        (found,) = kind.outputs(tensors, variant.temperature)
+        kind.predict(kind.place(found, placement(header, variant.input).to_image), 5)
     return len(bodies) / (time.perf_counter() - started)
 
 
@@ -169,19 +193,19 @@ def served_rate(url: str, task: str, kind: TaskKind[Any], bodies: Sequence[bytes
 def main() -> None:
     """Print the tables of `docs/benchmarks/detection.md`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_data_option(parser)
+    parser.add_argument("--data", type=Path, required=True, help="coco_eval.npz")
     parser.add_argument("--task", default="coco", help="coco, coco_count or coco_labels")
     options = parser.parse_args()
-    images = read_coco_images(options.data)
-    outputs = CocoOutputs(options.task, images.bodies)
+    images, manifest = read_val2017(options.data), load_manifest(options.task, models_dir())
+    kind = load_kind(manifest, models_dir())
     console = Console(width=200, highlight=False, markup=False)
     tier = running("hawkvision.datacenter", "--tasks", options.task, "--port", "0", title="the datacenter tier")
     with tier as datacenter:
         edge = ("--task", options.task, "--port", "0", "--datacenter-url", datacenter.url)
         with running("edge", *edge, title="the edge node") as node:
-            targets_table(node.url, options.task, images, outputs.kind, console)
-            bodies = [images.bodies[i] for i in images.val]
-            rates = [(served_rate(node.url, options.task, outputs.kind, bodies), bare_loop(outputs, bodies))
+            targets_table(node.url, options.task, images, kind, console)
+            bodies = images.bodies
+            rates = [(served_rate(node.url, options.task, kind, bodies), bare_loop(manifest, kind, bodies))
                      for _ in range(ROUNDS)]  # fmt: skip
     served, bare = (sorted(each) for each in zip(*rates, strict=True))
     console.print(f"images/s, worst and best of {ROUNDS}: served {served[0]:.0f} and {served[-1]:.0f}, "

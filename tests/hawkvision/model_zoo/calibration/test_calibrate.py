@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -27,12 +25,8 @@ from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.tasks.registry import load_kind
+from tests.hawkvision.command import invoke
 from tests.images import DATA, encoded
-
-
-def calibrate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hawkvision.cli", "calibrate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -46,8 +40,8 @@ def test_a_directory_of_images_becomes_a_profile_that_a_policy_can_use(tmp_path:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
     out = tmp_path / "mine.json"
-    ran = calibrate("--data", str(tmp_path / "images"), "--out", str(out), "--edge", "squeezenet1_1_int8")
-    assert ran.returncode == 0, ran.stderr
+    ran = invoke("calibrate", "--data", str(tmp_path / "images"), "--out", str(out), "--edge", "squeezenet1_1_int8")
+    assert ran.exit_code == 0, ran.stderr
     profile = load_profile(out)
     assert (profile.data.profile, profile.data.certify, profile.data.held_out) == (20, 50, 30)
     policy = Policy(profile, "squeezenet1_1_int8", "committee")
@@ -65,16 +59,16 @@ def test_unknown_stage_to_certify_against_is_named(tmp_path: Path) -> None:
         offsets=np.cumsum([0, *map(len, bodies)]),
         labels=np.arange(100) % 2,
     )
-    ran = calibrate("--best", "resnet", "--data", str(tmp_path / "p.npz"), "--out", str(tmp_path / "p.json"))
-    assert ran.returncode == 1
+    ran = invoke("calibrate", "--best", "resnet", "--data", str(tmp_path / "p.npz"), "--out", str(tmp_path / "p.json"))
+    assert ran.exit_code == 1
     assert "'resnet'" in ran.stderr
 
 
 def test_too_few_images_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "a.jpg").write_bytes(encoded())
-    ran = calibrate("--data", str(tmp_path), "--out", str(tmp_path / "p.json"))
-    assert ran.returncode == 1
+    ran = invoke("calibrate", "--data", str(tmp_path), "--out", str(tmp_path / "p.json"))
+    assert ran.exit_code == 1
     assert "1 images certify nothing; expected at least 100" in ran.stderr
     assert not (tmp_path / "p.json").exists()
 

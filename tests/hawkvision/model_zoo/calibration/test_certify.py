@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import date
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.model_zoo.calibration.equivalence import check_equivalence
 from hawkvision.model_zoo.calibration.model_runner import ModelExecution
 from hawkvision.models.manifest import models_dir
+from tests.hawkvision.command import invoke
 from tests.images import DATA, encoded
 
 PROFILE = models_dir() / "cifar10" / "profile.json"
@@ -115,29 +114,19 @@ def test_betting_without_labels_is_refused(flat: Path, cache: Path, tmp_path: Pa
 
 def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "site.json"
-    command = [sys.executable, "-m", "hawkvision.cli", "certify", "--task", "cifar10", "--data", str(site)]
-    ran = subprocess.run(
-        [*command, "--out", str(out), "--edge", "tiny", "--cache-dir", str(cache)], capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
+    words = ["--data", str(site), "--out", str(out), "--edge", "tiny", "--cache-dir", str(cache)]
+    ran = invoke("certify", "--task", "cifar10", *words)
+    assert ran.exit_code == 0, ran.output
     assert "certified on 80 images" in ran.stdout
     assert load_site(out).pair("tiny", "committee").edge == "tiny"
 
 
-def equivalent(site: Path, cache: Path, tmp_path: Path, precision: str) -> subprocess.CompletedProcess[str]:
-    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
-    command = [sys.executable, "-m", "hawkvision.cli", "models", "equivalence", "--task", "cifar10", "--edge", "tiny"]
-    command += ["--images", str(site), "--certificates", str(tmp_path / "site.json"), "--backend", "onnxruntime"]
-    command += ["--precision", precision]
-    return subprocess.run(
-        [*command, "--stage", "tiny", "--cache-dir", str(cache), "--out", str(tmp_path / "checks.json")],
-        capture_output=True, text=True,
-    )  # fmt: skip
-
-
 def test_half_precision_is_certified_as_such_once_it_has_passed(site: Path, cache: Path, tmp_path: Path) -> None:
-    ran = equivalent(site, cache, tmp_path, "fp16")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
+    words = ["--edge", "tiny", "--stage", "tiny", "--images", str(site), "--backend", "onnxruntime"]
+    words += ["--certificates", str(tmp_path / "site.json"), "--precision", "fp16", "--cache-dir", str(cache)]
+    ran = invoke("models", "equivalence", "--task", "cifar10", *words, "--out", str(tmp_path / "checks.json"))
+    assert ran.exit_code == 0, ran.output
     checks, profile, certificates = (
         load_equivalences(tmp_path / "checks.json"), load_profile(PROFILE), load_site(tmp_path / "site.json")
     )  # fmt: skip
