@@ -8,7 +8,6 @@ a few seconds for answers and writes everything; a second Ctrl-C ends at once.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,7 +31,7 @@ from loadgen.commands.options import Setup
 from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, completed, missed_goals
 from loadgen.commands.terminal import progress_bar, terminal
 from loadgen.network.profiles import LinkProfile, load_profile
-from loadgen.workload.arrivals import Arrivals, ClosedLoop, ReplayedArrivals, parse
+from loadgen.workload.arrivals import ClosedLoop, ReplayedArrivals, parse
 from loadgen.workload.record import NoiseFloor, RequestOutcome, Run, check_files, save
 
 DURATION_S: Final = 60.0
@@ -41,17 +40,6 @@ REPLAY_TAIL_S: Final = 0.001
 
 if TYPE_CHECKING:
     from loadgen.analysis.summary import RunSummary
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LoadTest:
-    """What the options ask for."""
-
-    setup: Setup
-    arrivals: Arrivals
-    duration_s: float
-    profile: LinkProfile | None
-    job: LoadJob
 
 
 async def run(given: RunOptions) -> int:
@@ -64,9 +52,8 @@ async def run(given: RunOptions) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     given = completed(given)
-    test = read_test(given)
     console = terminal(200)
-    tested = await _measure(given, test, console)
+    tested = await _measure(given, *read_test(given), console)
     summary = _write(tested, given.json, given.html, console)
     missed = missed_goals(summary, given.p99_ms, given.min_effective, evaluate=given.evaluate)
     for said in missed:
@@ -74,8 +61,10 @@ async def run(given: RunOptions) -> int:
     return INTERRUPTED_STATUS if tested.interrupted else int(bool(missed))
 
 
-def read_test(given: RunOptions) -> LoadTest:
-    """What the options say, which are `completed`.
+def read_test(given: RunOptions) -> tuple[Setup, LoadJob, float | None, LinkProfile | None]:
+    """(setup, job, rate of the schedule, link) that the options ask for, which are `completed`.
+
+    A closed loop has no rate.
 
     Raises:
         ConfigError: naming the option that does not fit.
@@ -107,7 +96,7 @@ def read_test(given: RunOptions) -> LoadTest:
     if given.evaluate:
         assert isinstance(arrivals, ClosedLoop)
         job = setup_.each_image_once(arrivals.callers, given.duration_s)
-        return LoadTest(setup_, arrivals, job.duration_s, profile, job)
+        return setup_, job, None, profile
     job = setup_.job(arrivals, duration_s)
     if not job.target:
         raise ConfigError(f"--arrivals {given.arrivals}: no request falls into {duration_s:g} s")
@@ -116,18 +105,19 @@ def read_test(given: RunOptions) -> LoadTest:
             f"--warm-up-s {given.warm_up_s:g}: none of {len(job.due)} requests is due after it; expected a shorter "
             "warm-up, or more requests (--arrivals, --duration-s)"
         )
-    return LoadTest(setup_, arrivals, duration_s, profile, job)
+    return setup_, job, None if isinstance(arrivals, ClosedLoop) else arrivals.rate, profile
 
 
-async def _measure(given: RunOptions, test: LoadTest, console: Console) -> Run:
+async def _measure(
+    given: RunOptions, setup_: Setup, job: LoadJob, rate: float | None, profile: LinkProfile | None, console: Console
+) -> Run:
     """The record of the noise floor, the reference and the schedule.
 
     If it was interrupted before the warm-up was over, all requests count.
     """
     assert given.arrivals is not None
     assert given.warm_up_s is not None
-    started = options.origin(test.setup.seed)
-    setup_, job, rate = test.setup, test.job, _rate(test.arrivals)
+    started = options.origin(setup_.seed)
     spec = setup_.dataset.kind
     await check_task(setup_.server, None if spec is None else spec.name)
     async with WorkerProcesses(setup_.processes) as workers:
@@ -141,13 +131,13 @@ async def _measure(given: RunOptions, test: LoadTest, console: Console) -> Run:
             _show_floor(floor, rate, console)
         server = await identify(setup_.server)
         reference = await _reference(setup_, job) if given.reference else None
-        async with _link_proxy(setup_, test.profile) as proxy:
+        async with _link_proxy(setup_, profile) as proxy:
             if proxy is not None:
                 job = msgspec.structs.replace(job, server=msgspec.structs.replace(job.server, url=proxy.url))
             before = options.processor_time()
             outcomes, stopped_s = await _interruptible(workers, job, begun=None if proxy is None else proxy.begin)
             stolen = options.stolen_share(before, options.processor_time())
-    duration_s = test.duration_s if stopped_s is None else min(stopped_s, test.duration_s)
+    duration_s = job.duration_s if stopped_s is None else min(stopped_s, job.duration_s)
     if job.once and outcomes:
         duration_s = min(duration_s, max(each.done_s for each in outcomes))
     warm_up_s = given.warm_up_s if given.warm_up_s < duration_s else 0.0
@@ -166,8 +156,8 @@ async def _measure(given: RunOptions, test: LoadTest, console: Console) -> Run:
         targets=setup_.classes,
         outcomes=outcomes,
         origin=started,
-        links=[] if test.profile is None else link_samples(test.profile, test.duration_s),
-        link="" if test.profile is None else test.profile.name,
+        links=[] if profile is None else link_samples(profile, job.duration_s),
+        link="" if profile is None else profile.name,
         noise=floor,
         # Each target of an evaluation has its own time, and may take another.
         steady=None if job.once else is_steady(outcomes, warm_up_s, duration_s),
@@ -267,7 +257,3 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
     if failed:
         raise ArtifactError("; ".join(map(str, failed.values())))
     return summary
-
-
-def _rate(arrivals: Arrivals) -> float | None:
-    return None if isinstance(arrivals, ClosedLoop) else arrivals.rate

@@ -104,8 +104,6 @@ class LinkProfile:
     """A kind of link. `offset` chooses among the traces of a profile: two links, or two rounds, take two numbers."""
 
     name: str
-    description: str
-    sources: tuple[str, ...]
     up: LinkSpec
     """As the file's own section says; `down` likewise."""
     down: LinkSpec
@@ -263,8 +261,6 @@ def load_profile(name: str | Path) -> LinkProfile:
     up, down = ways
     return LinkProfile(
         name=path.stem,
-        description=given.description,
-        sources=given.sources,
         up=up,
         down=down,
         phases=_phases(given, path),
