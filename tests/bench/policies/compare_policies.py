@@ -60,16 +60,6 @@ WARM_ANSWER_S: Final = 1.0
 TIMEOUT_S: Final = 10.0
 
 
-class PolicyReport(msgspec.Struct, frozen=True):
-    """A comparison, as `summary.json` has it."""
-
-    command: str
-    plan: dict[str, float]
-    rows: list[PolicyRow]
-    failures: list[str]
-    """Who could not be tested in which round, and why."""
-
-
 async def run(given: argparse.Namespace) -> int:
     """Compare as the options say; print, and write into the folder, on Ctrl-C what is done.
 
@@ -258,6 +248,6 @@ def _conclude(
             rows += (figures := rows_of(link, plan.rate, found))
             show_rows(figures, f"\n{link}, {plan.rate:g} requests/s, deadline {plan.deadline_ms:g} ms", console)
     said = {name: getattr(plan, name) for name in ("rounds", "duration_s", "warm_up_s", "deadline_ms", "rate", "seed")}
-    report = PolicyReport(command_line.stated(), said, rows, failures)
+    report = {"command": command_line.stated(), "plan": said, "rows": rows, "failures": failures}
     write_atomic(plan.out / "summary.json", msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     console.print(f"written to {plan.out}", highlight=False)

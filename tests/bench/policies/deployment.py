@@ -82,15 +82,7 @@ class Deployment:
         Raises:
             NotReady: if it does not start; carries what it said.
         """
-        given = (
-            "--host",
-            self.near.server_address,
-            "--port",
-            str(EDGE_PORT),
-            "--datacenter-url",
-            self._dc_url,
-            *arguments,
-        )
+        given = ("--host", self.near.server_address, "--port", str(EDGE_PORT), "--datacenter-url", self._dc_url)
         env = {
             "HAWKVISION_EDGE_API_KEY": self.key,
             "HAWKVISION_EDGE_ALLOW_PLAIN_HTTP": "true",
@@ -98,7 +90,7 @@ class Deployment:
             **with_baselines(),
         }
         prefix = self.near.command("server", ())
-        with running("edge", *given, title="the edge node", prefix=prefix, env=env) as node:
+        with running("edge", *given, *arguments, title="the edge node", prefix=prefix, env=env) as node:
             try:
                 yield node
             finally:

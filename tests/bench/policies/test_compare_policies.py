@@ -13,7 +13,6 @@ import pytest
 from hawkvision.core.errors import ConfigError
 from loadgen.network.namespaces import available
 from loadgen.workload.record import load
-from tests.bench.policies.compare_policies import PolicyReport
 from tests.bench.policies.figures import PolicyRow, RoundResult, rows_of
 from tests.bench.policies.plan import PolicyPlan, add_arguments, contenders, read_plan
 from tests.images import encoded
@@ -97,16 +96,16 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
                 break
         said += list(bench.stdout)
     assert bench.returncode == 130, "".join(said)
-    report = msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes(), type=PolicyReport)
+    report = msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes())
     names = ["hawkvision", "all-edge", "static@0.5+fallback"]
-    rows = {row.name: row for row in report.rows}
+    rows = {row.name: row for row in msgspec.convert(report["rows"], list[PolicyRow])}
     assert sorted(rows) == sorted(names)
     assert [name for name in names if rows[name].ours_less is not None] == names[1:]
     ours, alone, _ = (load(tmp_path / "out" / "rounds" / f"wifi-busy-{name}-round1.json.gz") for name in names)
     assert [(each.due_s, each.image) for each in ours.outcomes] == [(each.due_s, each.image) for each in alone.outcomes]
     assert {each.tier for each in alone.outcomes if each.answered} == {"edge"}
     assert {each.tier for each in ours.outcomes if each.answered} >= {"datacenter"}
-    assert report.failures == []
+    assert report["failures"] == []
     assert rows["hawkvision"].uplink_bytes > 3 * rows["all-edge"].uplink_bytes
     assert ours.reference is not None
     assert set(ours.reference) == {0, 1, 2}

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,6 @@ CONNECTIONS: Final = 64
 SHARES: Final = "0.3,0.6,0.9"
 MAX_ROUNDS: Final = 100
 MAX_SECONDS: Final = 600.0
-MAX_LOADS: Final = 9
 VERSION_S: Final = 60.0
 """For an interpreter to start and look up a package, on a busy machine."""
 HANDLERS: Final[Mapping[str, tuple[Handler, ...]]] = {
@@ -89,7 +88,7 @@ async def run(given: argparse.Namespace) -> int:
     console = terminal(160)
     servers = {peer.name: peer for peer in contenders(find(given.names), HANDLERS[given.handler])}
     plan, cores = _plan(given), choose_cores()
-    task, data, bodies, labels = _subject(given, cores[0])
+    task, data, bodies = _subject(given, cores[0])
 
     def report(text: str) -> None:
         console.print(text, style="dim", markup=False, highlight=False)
@@ -127,7 +126,7 @@ async def run(given: argparse.Namespace) -> int:
         "every answer is that of the bare loop",
         markup=False,
     )
-    show(measurement, servers, versions, labels, console)
+    show(measurement, servers, versions, console)
     return status or int(bool(measurement.failures))
 
 
@@ -135,13 +134,12 @@ def show(
     measurement: ServerMeasurement,
     servers: Mapping[str, ReferenceServer],
     versions: Mapping[str, str],
-    labels: Sequence[int] | None,
     console: Console,
 ) -> None:
     """Print what the finished rounds found; who missed one is left out, for ratios are formed within rounds."""
     rounds = measurement.rounds
     whole = {name: found[:rounds] for name, found in measurement.visits.items() if 0 < rounds <= len(found)}
-    for table in results.tables(whole, servers, labels) if whole else []:
+    for table in results.tables(whole, servers) if whole else []:
         console.print(table)
     for name in whole.keys() & servers.keys():
         console.print(f"{name} {versions[name]}: {servers[name].how}", markup=False, highlight=False)
@@ -165,25 +163,19 @@ def read_shares(written: str) -> tuple[float, ...]:
     """Shares of a capacity, comma-separated.
 
     Raises:
-        ConfigError: unless they are some numbers above 0 and at most 1, each once.
+        ConfigError: unless they are some numbers above 0 and at most 1.
     """
     try:
-        shares = tuple(float(each) for each in written.split(","))
+        shares = dict.fromkeys(float(each) for each in written.split(","))
     except ValueError:
-        shares = ()
-    if (
-        not 0 < len(shares) <= MAX_LOADS
-        or len(set(shares)) < len(shares)
-        or not all(0.0 < each <= 1.0 for each in shares)
-    ):
-        raise ConfigError(
-            f"--loads: expected 1 to {MAX_LOADS} shares above 0 and at most 1, as 0.3,0.6; got {written!r}"
-        )
-    return shares
+        shares = {}
+    if not shares or not all(0.0 < each <= 1.0 for each in shares):
+        raise ConfigError(f"--loads: expected shares above 0 and at most 1, as 0.3,0.6; got {written!r}")
+    return tuple(shares)
 
 
-def _subject(given: argparse.Namespace, core: int) -> tuple[ServedTask, str, list[bytes], Sequence[int] | None]:
-    """(what all serve, what the images are, the images, their labels); the model is verified.
+def _subject(given: argparse.Namespace, core: int) -> tuple[ServedTask, str, list[bytes]]:
+    """(what all serve, what the images are, the images); the model is verified.
 
     Raises:
         ConfigError: if there are no images, or one cannot be read, or none of that size can be made.
@@ -205,7 +197,7 @@ def _subject(given: argparse.Namespace, core: int) -> tuple[ServedTask, str, lis
     bodies = [make(body, number) for number, body in enumerate(data.bodies)]
     name += f"; JPEGs of {np.median([len(body) for body in bodies]) / 1e3:.0f} kB (median)"
     task = ServedTask(artifact_path(cache_dir(), TASK, variant.name), variant.name, variant.input, core, CONNECTIONS)
-    return task, name, bodies, data.labels
+    return task, name, bodies
 
 
 def python_of(peer: ReferenceServer, say: Callable[[str], None]) -> Path:

@@ -44,8 +44,6 @@ class Visit(msgspec.Struct, frozen=True):
     """Requests of the closed loop without a right answer."""
     waits_ms: dict[str, list[float]]
     """By share of that capacity: from when each request was due; infinite for those without a right answer."""
-    answers: list[int]
-    """The class of each image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +124,7 @@ class ServerMeasurement:
 
     async def _visit(self, served: RunningServer, number: int) -> Visit:
         plan = self._plan
-        answers = await check_answers(served, self._bodies, self._expected[served.peer.handler])
+        await check_answers(served, self._bodies, self._expected[served.peer.handler])
         await self._closed(served, min(2.0, plan.window_s / 4))
         spent_s = served.cpu_seconds()
         outcomes, wall_s = await self._closed(served, plan.window_s)
@@ -136,7 +134,7 @@ class ServerMeasurement:
             raise NotReady(f"{served.peer.title}: no right answer in {plan.window_s:g} s of {plan.callers} callers")
         per_s = done / wall_s
         waits = {str(share): await self._open(served, share * per_s, number) for share in plan.shares}
-        return Visit(per_s, done / spent_s if spent_s else float("nan"), len(outcomes) - done, waits, answers)
+        return Visit(per_s, done / spent_s if spent_s else float("nan"), len(outcomes) - done, waits)
 
     async def _closed(self, served: RunningServer, seconds: float) -> tuple[list[RequestOutcome], float]:
         """(outcomes, seconds until the last answer) of callers that wait for each answer."""
@@ -184,16 +182,15 @@ class ServerMeasurement:
             turns, wall_s = _repeat(classify, self._bodies, plan.window_s)
             spent_s = time.thread_time() - before
         per_s = turns / wall_s
-        return Visit(per_s, turns / spent_s, 0, {}, [])
+        return Visit(per_s, turns / spent_s, 0, {})
 
 
-async def check_answers(served: RunningServer, bodies: Sequence[bytes], expected: Sequence[int]) -> list[int]:
-    """Ask for every image once: the classes that the server gave.
+async def check_answers(served: RunningServer, bodies: Sequence[bytes], expected: Sequence[int]) -> None:
+    """Ask for every image once.
 
     Raises:
         ConfigError: at the first that gets another class than the bare loop's, or none.
     """
-    answers: list[int] = []
     for number, (body, index) in enumerate(zip(bodies, expected, strict=True)):
         replied = await served.asker.ask(body, {}, RequestTimes())
         if replied.index != index:
@@ -201,8 +198,6 @@ async def check_answers(served: RunningServer, bodies: Sequence[bytes], expected
                 f"{served.peer.title}: image {number}: expected class {index} as of the bare loop, got "
                 f"{replied.index} (status {replied.status} {replied.error}); a comparison would mean nothing"
             )
-        answers.append(replied.index)
-    return answers
 
 
 def rotations(names: Sequence[T], rounds: int) -> Iterator[list[T]]:

@@ -43,13 +43,6 @@ def percentiles(ms: Sequence[float]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def share_alike(answers: Sequence[int], others: Sequence[int] | None) -> float:
-    """The share of images of one class in both; NaN where there is nothing to compare."""
-    if not others or not answers:
-        return float("nan")
-    return float(np.mean(np.asarray(answers) == np.asarray(others)))
-
-
 def best_python(visits: Visits, servers: Mapping[str, ReferenceServer], *, documented: bool) -> str | None:
     """The Python server with most answers per second, of those with this handler; None if none took part."""
     kind = "documented" if documented else "same"
@@ -78,22 +71,17 @@ def attribution(visits: Visits, servers: Mapping[str, ReferenceServer]) -> list[
     return known if len(known) == len(factors) else []
 
 
-def tables(visits: Visits, servers: Mapping[str, ReferenceServer], labels: Sequence[int] | None) -> list[Table]:
+def tables(visits: Visits, servers: Mapping[str, ReferenceServer]) -> list[Table]:
     """Capacities, latencies and factors of those that went all rounds."""
-    ours = visits[OURS][0].answers if OURS in visits else None
-    first = _table(
-        "closed loop", "answers/s (range)", "HawkVision / it", "per CPU second", "failed", "top-1", "HawkVision's class"
-    )
+    first = _table("closed loop", "answers/s (range)", "HawkVision / it", "per CPU second", "failed")
     for name, found in visits.items():
-        rates, answers = [visit.per_s for visit in found], found[0].answers
+        rates = [visit.per_s for visit in found]
         first.add_row(
             name,
             f"{np.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})",
             _written(ratio(visits, OURS, name, capacity)),
             f"{np.median([visit.per_cpu_s for visit in found]):.1f}",
             str(sum(visit.failed for visit in found)),
-            _percent(share_alike(answers, labels)),
-            _percent(share_alike(answers, ours)),
         )
     second = _table(
         "Poisson arrivals at a share of each one's capacity, from when a request was due",
@@ -123,7 +111,3 @@ def _written(found: tuple[float, float, float] | None) -> str:
     if found is None or not math.isfinite(found[0]):
         return ""
     return f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
-
-
-def _percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{share:.1%}"

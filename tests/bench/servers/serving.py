@@ -84,7 +84,7 @@ class ReferenceClient:
             return ClientReply(UNANSWERED, "timeout")
         except ConnectionBroken as error:
             return ClientReply(UNANSWERED, error.code)
-        except (msgspec.DecodeError, IndexError):
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError):
             return ClientReply(UNANSWERED, "bad_reply")
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import cv2
@@ -77,7 +77,7 @@ def task() -> ServedTask:
 async def served_once(tiny: ReferenceServer, log: Path, expected: Iterable[int]) -> tuple[set[int], float]:
     """(process ids, CPU seconds) of a server whose answers were checked."""
     async with serving(tiny, Path(sys.executable), task(), BODIES[0], log) as served:
-        assert await check_answers(served, BODIES, given := list(expected)) == given
+        await check_answers(served, BODIES, list(expected))
         return set(descendants(served.supervisor_pid)), served.cpu_seconds()
 
 
@@ -141,19 +141,15 @@ def test_a_server_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path) ->
     assert all(0.0 < min(visit.waits_ms["0.5"]) < np.inf for visit in measurement.visits["hawkvision"])
     assert sum("round" in line and "dead" in line for line in said) == 1
     console = Console(record=True, file=io.StringIO(), width=200)
-    show(measurement, servers, dict.fromkeys(servers, "1"), None, console)
+    show(measurement, servers, dict.fromkeys(servers, "1"), console)
     assert "dead is missing" in console.export_text()
-
-
-def visit(per_s: float, ms: float = 1.0, answers: Sequence[int] = ()) -> Visit:
-    return Visit(per_s, per_s, 0, {"0.6": [ms] * 100}, list(answers))
 
 
 def attributed(rates: Mapping[str, tuple[int, int]]) -> list[float]:
     """The factors of contenders with so many answers per second in two rounds."""
     servers = {each.name: each for each in contenders(REFERENCE_SERVERS, ("same", "documented"))}
     return [factor for _, (factor, _, _) in results.attribution(
-        {name: [visit(done) for done in both] for name, both in rates.items()}, servers
+        {name: [Visit(done, done, 0, {}) for done in both] for name, both in rates.items()}, servers
     )]  # fmt: skip
 
 

@@ -29,24 +29,22 @@ WARM_UP, REPEATS, SETTLE_S = 20, 5, 0.2
 
 
 class Calls:
-    """Counts calls of our functions between `begin` and `end`."""
+    """Counts calls of our functions, as the profile function of all threads."""
 
-    def __init__(self) -> None:
-        self._counted: Counter[CodeType] | None = None
+    counted: Counter[CodeType] | None = None
+    """None: nothing is counted."""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """The profile function of all threads."""
-        counted = self._counted
-        if counted is not None and event == "call" and frame.f_code.co_filename.startswith(OURS):
-            counted[frame.f_code] += 1
+        """See `sys.setprofile`."""
+        if self.counted is not None and event == "call" and frame.f_code.co_filename.startswith(OURS):
+            self.counted[frame.f_code] += 1
 
     def during(self, ask: Callable[[], None]) -> Counter[CodeType]:
         """The calls of one request."""
-        counted: Counter[CodeType] = Counter()
-        self._counted = counted
+        counted = self.counted = Counter()
         ask()
         time.sleep(SETTLE_S)  # the node writes its metrics after the answer
-        self._counted = None
+        self.counted = None
         return counted
 
 
