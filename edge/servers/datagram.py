@@ -31,7 +31,7 @@ from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.core.logs import bind_request
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import Answer, ClassifyRequest, Received
+from hawkvision.core.types import Answer, Received, RequestFields
 from hawkvision.transport.coding.image_coding import Complete, Expired, Partial
 from hawkvision.transport.congestion.registry import controller_class
 from hawkvision.transport.offer import OfferedEndpoint
@@ -183,7 +183,7 @@ class DatagramServer:
         return (DatagramServerCounts("hawkvision", lambda: self._server.counts(self._outcomes)),)
 
 
-def _asked(incoming: Incoming) -> ClassifyRequest:
+def _asked(incoming: Incoming) -> RequestFields:
     """What is asked about an image; a deadline in the fragments overrides the template's.
 
     Raises:
@@ -195,7 +195,7 @@ def _asked(incoming: Incoming) -> ClassifyRequest:
     return replace(request, deadline_ms=max(0.0, incoming.deadline.remaining_ms(incoming.started)))
 
 
-def _image(incoming: Incoming, asked: ClassifyRequest, caller: str) -> ImageRequest:
+def _image(incoming: Incoming, asked: RequestFields, caller: str) -> ImageRequest:
     body, received = _arrived(incoming)
     return ImageRequest(body, asked, incoming.started, start_trace(), caller, received)
 

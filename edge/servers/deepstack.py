@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from edge.servers.shared.request_fields import FIELDS, Source, distinct, parse_request, unknown_field
 from hawkvision.core.errors import Unauthorized
-from hawkvision.core.types import Answer, ClassifyRequest
+from hawkvision.core.types import Answer, RequestFields
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.keys import Keys
 
@@ -50,7 +50,7 @@ def check_unkeyed(declared: str | None, keys: Keys) -> None:
         )
 
 
-def parse(query: Sequence[Source], fields: Sequence[Source]) -> tuple[ClassifyRequest, float, int, str | None]:
+def parse(query: Sequence[Source], fields: Sequence[Source]) -> tuple[RequestFields, float, int, str | None]:
     """The request in a query and the fields of a form.
 
     Returns:

@@ -44,7 +44,7 @@ from hawkvision.core.errors import (
     UnsupportedMedia,
 )
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import ClassifyRequest
+from hawkvision.core.types import RequestFields
 from hawkvision.servers.bodies import Body, CallerGone
 from hawkvision.servers.keys import INFER, OPEN_PATHS, Scopes, needed_scopes
 from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM
@@ -181,7 +181,7 @@ class HttpApp:
 
     async def _read(
         self, kind: str | None, tasks: ServedTasks, scope: Scope, body: Body
-    ) -> tuple[EdgeNode, bytes, ClassifyRequest]:
+    ) -> tuple[EdgeNode, bytes, RequestFields]:
         """The node of the request's task, the image, and the request, from query, headers or a form."""
         raw_headers = scope["headers"]
         ours = tuple(entry for entry in raw_headers if entry[0].startswith(b"x-hawkvision-"))

@@ -17,7 +17,7 @@ from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.route import Route
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import WHOLE, ClassifyRequest, Received
+from hawkvision.core.types import WHOLE, Received, RequestFields
 from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import probe
@@ -29,7 +29,7 @@ class ImageRequest:
 
     body: bytes
     """The encoded image, as it was received."""
-    asked: ClassifyRequest
+    asked: RequestFields
     started: float
     """Clock time of the first byte."""
     trace: TraceContext

@@ -131,7 +131,7 @@ def target_fields(target: Target) -> dict[str, float | str]:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassifyRequest:
+class RequestFields:
     """A request about one image, without the image."""
 
     task: str | None = None

@@ -37,7 +37,7 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import LOGITS, WHOLE, Answer, ClassifyRequest, Pixels, Quality, Received, Tensors
+from hawkvision.core.types import LOGITS, WHOLE, Answer, Pixels, Quality, Received, RequestFields, Tensors
 from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.backends.interface import Backend, Outputs
@@ -115,7 +115,7 @@ class Bench:
         caller: str = "127.0.0.1",
         **fields: Any,
     ) -> Answer:
-        request, started = ClassifyRequest(**fields), self.clock.now()
+        request, started = RequestFields(**fields), self.clock.now()
         return await self.node.infer(
             ImageRequest(body or encoded(), request, started, start_trace(), caller, received, hang_up)
         )

@@ -28,13 +28,13 @@ from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import (
     Answer,
-    ClassifyRequest,
     MaxAccuracyDrop,
     MinConfidence,
     Output,
     Pixels,
     Prediction,
     Quality,
+    RequestFields,
     Target,
     Tier,
 )
@@ -158,7 +158,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
 
 
 async def ask(node: EdgeNode, body: bytes, target: Target) -> Answer:
-    return await node.infer(ImageRequest(body, ClassifyRequest(target=target), node.clock.now(), start_trace()))
+    return await node.infer(ImageRequest(body, RequestFields(target=target), node.clock.now(), start_trace()))
 
 
 class Expected:

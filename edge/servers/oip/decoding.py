@@ -30,7 +30,7 @@ import msgspec
 
 from edge.servers.shared.request_fields import FIELDS, MAX_TOP_K, Source, parse_request
 from hawkvision.core.errors import MALFORMED, BadField
-from hawkvision.core.types import ClassifyRequest
+from hawkvision.core.types import RequestFields
 from hawkvision.tasks.kind import TaskKind, TensorSpec
 
 Data: TypeAlias = list[str | list[str]]
@@ -97,7 +97,7 @@ class InferRequest:
 
     id: str
     images: tuple[bytes, ...]
-    request: ClassifyRequest
+    request: RequestFields
     outputs: tuple[Output, ...]
     ignored: tuple[str, ...] = ()
     """Names of unknown parameters, each once."""

@@ -4,7 +4,7 @@
     OIP over HTTP ─┼─► Frontend: ready_tasks, authorize, bodies_of ─────┤
     datagrams ─────┘                                                    └─► count, refusal
 
-A server translates its protocol to and from a `ClassifyRequest` and an `Answer`, and leaves the rest to `Frontend`. All
+A server translates its protocol to and from a `RequestFields` and an `Answer`, and leaves the rest to `Frontend`. All
 servers share its bounds: images of each task in memory together, and requests for each key.
 """
 

@@ -15,12 +15,12 @@ from urllib.parse import parse_qsl
 
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import (
-    ClassifyRequest,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     OnMiss,
     Quality,
+    RequestFields,
     Target,
 )
 
@@ -153,7 +153,7 @@ FIELDS: Final = {
 
 TARGET_FIELDS: Final = ("min_accuracy", "max_accuracy_drop", "quality", "min_confidence")
 
-_DEFAULT = ClassifyRequest()
+_DEFAULT = RequestFields()
 
 
 def read_query(query: bytes) -> list[Source]:
@@ -191,7 +191,7 @@ MAX_CACHED_BYTES: Final = 1024
 """Longer requests are parsed anew each time, so that the cache stays below 1 MB."""
 
 
-def read_request(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
+def read_request(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> RequestFields:
     """The request that a query and `X-HawkVision-*` headers state.
 
     Raises:
@@ -203,12 +203,12 @@ def read_request(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> Clas
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ClassifyRequest:
+def _cached(query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> RequestFields:
     """As `read_request`; a camera asks the same for every frame. Errors are not cached."""
     return parse_request(read_query(query) + read_headers(headers))
 
 
-def with_stream(template: bytes, meta: bytes) -> ClassifyRequest:
+def with_stream(template: bytes, meta: bytes) -> RequestFields:
     """The request of a datagram: a query string, and the name of the stream in UTF-8, which may be empty.
 
     Raises:
@@ -259,7 +259,7 @@ def read_task(query: bytes) -> str | None:
     return task
 
 
-def parse_request(sources: Iterable[Source]) -> ClassifyRequest:
+def parse_request(sources: Iterable[Source]) -> RequestFields:
     """The request that these fields state.
 
     Raises:
@@ -273,7 +273,7 @@ def parse_request(sources: Iterable[Source]) -> ClassifyRequest:
         values[name] = field.read(f"{where}: {name}", text)
     if not values:
         return _DEFAULT
-    return ClassifyRequest(
+    return RequestFields(
         task=values.get("task"),
         target=_target(values),
         deadline_ms=values.get("deadline_ms"),

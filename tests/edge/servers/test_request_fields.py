@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from edge.servers.shared.request_fields import FIELDS, MAX_FIELDS, parse_request, read_headers, read_query, read_task
 from hawkvision.core.errors import BadField
-from hawkvision.core.types import ClassifyRequest, MaxAccuracyDrop, MinAccuracy, MinConfidence, OnMiss, Quality
+from hawkvision.core.types import MaxAccuracyDrop, MinAccuracy, MinConfidence, OnMiss, Quality, RequestFields
 
 
-def parse(query: bytes, *headers: tuple[bytes, bytes]) -> ClassifyRequest:
+def parse(query: bytes, *headers: tuple[bytes, bytes]) -> RequestFields:
     return parse_request(read_query(query) + read_headers(headers))
 
 
 def test_the_default_request_is_balanced_without_a_deadline() -> None:
-    assert parse(b"") == ClassifyRequest(target=Quality.BALANCED, deadline_ms=None, on_miss=OnMiss.DEGRADE, top_k=5)
+    assert parse(b"") == RequestFields(target=Quality.BALANCED, deadline_ms=None, on_miss=OnMiss.DEGRADE, top_k=5)
 
 
 @pytest.mark.parametrize("query", [b"&", b"&&&", b"quality=balanced&", b"&quality=balanced&&top_k=5"])
 def test_empty_pairs_are_skipped(query: bytes) -> None:
-    assert parse(query) == ClassifyRequest()
+    assert parse(query) == RequestFields()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_headers_say_the_same_as_the_query() -> None:
 
 def test_all_fields_together() -> None:
     request = parse(b"task=imagenet&quality=fast&deadline_ms=80.5&on_miss=fail&stream=cam%201&top_k=3&kind=detection")
-    assert request == ClassifyRequest("imagenet", Quality.FAST, 80.5, OnMiss.FAIL, "cam 1", 3, "detection")
+    assert request == RequestFields("imagenet", Quality.FAST, 80.5, OnMiss.FAIL, "cam 1", 3, "detection")
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_page_takes_one_task_and_no_other_field(query: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_any_query_is_understood_or_refused(query: bytes) -> None:
     with contextlib.suppress(BadField):
-        assert isinstance(parse(query), ClassifyRequest)
+        assert isinstance(parse(query), RequestFields)
 
 
 @given(st.sampled_from(sorted(FIELDS)), st.text(max_size=30))
 def test_any_value_is_understood_or_refused(name: str, text: str) -> None:
     with contextlib.suppress(BadField):
-        assert isinstance(parse_request([("query", name, text)]), ClassifyRequest)
+        assert isinstance(parse_request([("query", name, text)]), RequestFields)

@@ -23,7 +23,7 @@ from edge.servers.oip.decoding import InferRequest, Output
 from edge.servers.oip.routes import classify_all
 from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.core.trace_context import start_trace
-from hawkvision.core.types import Answer, ClassifyRequest, OnMiss, Quality
+from hawkvision.core.types import Answer, OnMiss, Quality, RequestFields
 from hawkvision.imaging.decoding_cost import DecoderKind, DecodingCost
 from hawkvision.imaging.image_header import probe
 from hawkvision.system.child_server import ServerProcess, running
@@ -221,7 +221,7 @@ def bomb(side: int = 2000) -> bytes:
 
 async def infer(it: Bench, *images: bytes, **fields: Any) -> list[Answer]:
     """A request of several images, as the Open Inference Protocol's server gives it to the node."""
-    asked = InferRequest("", images, ClassifyRequest(target=Quality.FAST, **fields), (Output("index", binary=False),))
+    asked = InferRequest("", images, RequestFields(target=Quality.FAST, **fields), (Output("index", binary=False),))
 
     async def stays() -> None:
         await asyncio.Event().wait()
