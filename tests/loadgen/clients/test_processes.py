@@ -81,12 +81,6 @@ def test_a_client_process_that_ends_is_no_silent_loss() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [0, 1000])
-def test_impossible_numbers_of_processes_are_refused(size: int) -> None:
-    with pytest.raises(ConfigError, match="--processes"):
-        WorkerProcesses(size)
-
-
 def test_noise_is_a_command_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "noise.json"
     assert main(["noise", "--seconds", "0.4", "--rate", "50", "--limit", "2", "--json", str(report)]) == 0
