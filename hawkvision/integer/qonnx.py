@@ -14,7 +14,6 @@ The integer graph rounds halves up instead of to even, and its scales are 9-bit 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,7 +25,7 @@ from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import MAX_KERNEL, WEIGHT_BITS, ActivationShape, Conv, MaxPool, Node
 from hawkvision.integer.qonnx_chain import QonnxChain, Quant, described
-from hawkvision.integer.requantise import Reals, rescaled, whole_bias
+from hawkvision.integer.requantise import RealLayer, Reals, rescaled
 
 MAX_BYTES: Final = 24 << 20
 """Bytes of a file: `MAX_WEIGHTS` in float32 and some more."""
@@ -52,19 +51,6 @@ def read_qonnx(content: bytes, where: str) -> IntegerGraph:
         return _QonnxReader(QonnxChain(onnx.load_from_string(content), where)).graph()
     except (DecodeError, UnicodeDecodeError) as error:
         raise CompileError(f"{where}: no ONNX file: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class _QonnxLayer:
-    """A convolution with whole weights and real scales."""
-
-    name: str
-    weights: NDArray[np.int8]
-    weight_bits: int
-    steps: Reals
-    """(out,): scale of the weights."""
-    bias: Reals
-    pad: int
 
 
 class _QonnxReader:
@@ -93,10 +79,7 @@ class _QonnxReader:
                 )
             facts = chain.activation_quant(quant)
             wanted = float(facts.scale.reshape(()))
-            nodes += rescaled(
-                layer.name, layer.weights, layer.weight_bits, layer.pad, layer.bias, layer.steps * step, stream.bits,
-                wanted, facts.bits, chain.where,
-            )  # fmt: skip
+            nodes += rescaled(layer, step, stream.bits, wanted, facts.bits, chain.where)
             made = ActivationShape(made.height, made.width, made.channels, facts.bits)
             if pool is not None or self._pool() is not None:
                 nodes.append(MaxPool(f"{layer.name}_pool"))
@@ -114,7 +97,7 @@ class _QonnxReader:
         return float(facts.scale.reshape(()))
 
     def _last(
-        self, layer: _QonnxLayer, step: float, made: ActivationShape, pool: onnx.NodeProto | None
+        self, layer: RealLayer, step: float, made: ActivationShape, pool: onnx.NodeProto | None
     ) -> tuple[Conv, float]:
         """The layer at the end of the chain, and the value of one unit of its sums."""
         if pool is not None:
@@ -124,7 +107,7 @@ class _QonnxReader:
             raise self._chain.unexpected("Relu, MaxPool or Quant")
         return self._head(layer, step)
 
-    def _layer(self, stream: ActivationShape) -> _QonnxLayer:
+    def _layer(self, stream: ActivationShape) -> RealLayer:
         if node := self._chain.take("Conv"):
             return self._conv(node)
         self._take_flatten(stream)
@@ -133,7 +116,7 @@ class _QonnxReader:
             raise self._chain.unexpected("Conv, or Gemm or MatMul of all that is left")
         return self._dense(node, stream)
 
-    def _conv(self, node: onnx.NodeProto) -> _QonnxLayer:
+    def _conv(self, node: onnx.NodeProto) -> RealLayer:
         how = self._chain.attributes(node, _PLAIN_CONV, free=("kernel_shape", "pads"))
         weights, facts, steps = self._weights(node, 4, turned=False)
         pads = how.get("pads", [0, 0, 0, 0])
@@ -142,7 +125,7 @@ class _QonnxReader:
         if how.get("kernel_shape", list(weights.shape[2:])) != list(weights.shape[2:]):
             raise self._chain.refusal(node, f"kernel_shape: its weights are {weights.shape}, got {how['kernel_shape']}")
         kernel = np.ascontiguousarray(weights.transpose(0, 2, 3, 1))
-        return _QonnxLayer(
+        return RealLayer(
             self._chain.unique_name(described(node)),
             kernel,
             facts.bits,
@@ -151,7 +134,7 @@ class _QonnxReader:
             int(pads[0]),
         )
 
-    def _dense(self, node: onnx.NodeProto, stream: ActivationShape) -> _QonnxLayer:
+    def _dense(self, node: onnx.NodeProto, stream: ActivationShape) -> RealLayer:
         """A matrix product over all of `stream`, as a convolution."""
         gemm = node.op_type == "Gemm"
         how = self._chain.attributes(node, _PLAIN_GEMM if gemm else {}, free=("transB",) if gemm else ())
@@ -160,7 +143,7 @@ class _QonnxReader:
             raise self._chain.refusal(node, f"it reads {weights.shape[1]} features, but is given {stream}")
         planes = weights.reshape(len(weights), stream.channels, stream.height, stream.width)
         kernel = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
-        return _QonnxLayer(
+        return RealLayer(
             self._chain.unique_name(described(node)), kernel, facts.bits, steps, self._bias(node, len(kernel)), 0
         )
 
@@ -210,13 +193,12 @@ class _QonnxReader:
             raise self._chain.refusal(node, f"bias: expected {channels} values, got shape {values.shape}")
         return values.reshape(-1)
 
-    def _head(self, layer: _QonnxLayer, step: float) -> tuple[Conv, float]:
+    def _head(self, layer: RealLayer, step: float) -> tuple[Conv, float]:
         """The last layer, and the value of one unit of its sums."""
         at, steps = f"{self._chain.where}: {layer.name}", layer.steps * step
         if (steps != steps[0]).any():
             raise CompileError(f"{at}: the last layer gives logits, which need one scale; it has one for each channel")
-        bias = whole_bias(layer.bias, steps, at)
-        return Conv(layer.name, layer.weights, bias, layer.weight_bits, layer.pad), float(steps[0])
+        return layer.whole(steps, at), float(steps[0])
 
     def _pool(self) -> onnx.NodeProto | None:
         node = self._chain.take("MaxPool")
@@ -236,7 +218,7 @@ class _QonnxReader:
             if len(shape) != 2 or shape[0] not in (-1, 0, 1) or shape[1] not in (-1, stream.elements):
                 raise self._chain.refusal(node, f"expected all of an image in one row, got {shape}")
 
-    def _stream_after(self, layer: _QonnxLayer, stream: ActivationShape) -> ActivationShape:
+    def _stream_after(self, layer: RealLayer, stream: ActivationShape) -> ActivationShape:
         kernel = layer.weights.shape
         height = stream.height + 2 * layer.pad - kernel[1] + 1
         width = stream.width + 2 * layer.pad - kernel[2] + 1

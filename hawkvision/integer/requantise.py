@@ -9,6 +9,7 @@ smaller ratio by n/512. Half of what `pre_shift` drops is added to the bias, so 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -23,20 +24,43 @@ WORST_ERROR: Final = 1 / 16
 Reals = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RealLayer:
+    """A convolution with whole weights, and real biases and scales."""
+
+    name: str
+    weights: NDArray[np.int8]
+    """(out, k, k, in)"""
+    weight_bits: int
+    steps: Reals
+    """(out,): the value of one unit of each channel's weights."""
+    bias: Reals
+    """(out,)"""
+    pad: int
+
+    def whole(self, steps: Reals, at: str, rounding: int = 0) -> Conv:
+        """The convolution with biases in `steps`, the value of one unit of each channel's sums, plus `rounding`.
+
+        Raises:
+            CompileError: if a bias is beyond 32 bits; `at` names the layer.
+        """
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            units = np.round(self.bias / steps) + rounding
+        # compared this way round because NaN is never less
+        if not (np.abs(units) < 2.0**31).all():
+            raise CompileError(f"{at}: a bias is beyond 32 bits in units of its sums")
+        return Conv(self.name, self.weights, units.astype(np.int32), self.weight_bits, self.pad)
+
+
 def rescaled(
-    name: str, weights: NDArray[np.int8], weight_bits: int, pad: int, bias: Reals, steps: Reals, input_bits: int,
-    output_step: float, output_bits: int, where: str,
-) -> tuple[Conv, Requantise]:  # fmt: skip
+    layer: RealLayer, input_step: float, input_bits: int, output_step: float, output_bits: int, where: str
+) -> tuple[Conv, Requantise]:
     """A convolution with its requantiser, from real numbers.
 
     Args:
-        name: the convolution's; the requantiser is named after it.
-        weights: (out, k, k, in), whole.
-        weight_bits: see `Conv`.
-        pad: see `Conv`.
-        bias: (out,), real.
-        steps: (out,): the value of one unit of each channel's accumulator.
-        input_bits: bits of the activations that it reads.
+        layer: the convolution; the requantiser is named after it.
+        input_step: the value of one unit of the activations that it reads.
+        input_bits: bits of these.
         output_step: the value of one unit of the activations that it gives.
         output_bits: bits of these.
         where: names the model in errors.
@@ -44,19 +68,17 @@ def rescaled(
     Raises:
         CompileError: if no shifts and multipliers are near enough, or a bias is beyond 32 bits.
     """
-    at = f"{where}: {name}"
+    at, steps = f"{where}: {layer.name}", layer.steps * input_step
     # A channel without weights has a constant sum; the largest step represents it exactly.
-    empty = ~weights.reshape(len(weights), -1).any(axis=1)
+    empty = ~layer.weights.reshape(len(layer.weights), -1).any(axis=1)
     steps = np.where(empty, steps[~empty].max(initial=0.0) or output_step, steps)
     ratios = steps / output_step
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         raise CompileError(f"{at}: the scales of its sums and activations are too far apart")
-    conv = Conv(name, weights, whole_bias(bias, steps, at), weight_bits, pad)
-    pre_shift = _pre_shift(ratios, output_bits, conv.accumulator_range(input_bits)[1])
+    pre_shift = _pre_shift(ratios, output_bits, layer.whole(steps, at).accumulator_range(input_bits)[1])
     multiplier, shift = _multipliers(ratios * 2.0**pre_shift, ratios, at)
-    rounding = (1 << pre_shift) >> 1
-    conv = Conv(name, weights, whole_bias(bias, steps, at, rounding), weight_bits, pad)
-    return conv, Requantise(f"{name}_requantise", multiplier, pre_shift, shift, output_bits)
+    conv = layer.whole(steps, at, rounding=(1 << pre_shift) >> 1)
+    return conv, Requantise(f"{layer.name}_requantise", multiplier, pre_shift, shift, output_bits)
 
 
 def _pre_shift(ratios: Reals, output_bits: int, largest_sum: int) -> int:
@@ -85,17 +107,3 @@ def _multipliers(scaled: Reals, ratios: Reals, at: str) -> tuple[NDArray[np.int3
             f"greatest of this layer; multipliers of {MULTIPLIER_BITS} bits would be off by {error.max():.0%}"
         )
     return multiplier.astype(np.int32), shift
-
-
-def whole_bias(bias: Reals, steps: Reals, at: str, rounding: int = 0) -> NDArray[np.int32]:
-    """Biases in units of the accumulators, plus `rounding`.
-
-    Raises:
-        CompileError: if one is beyond 32 bits.
-    """
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        units = np.round(bias / steps) + rounding
-    # compared this way round because NaN is never less
-    if not (np.abs(units) < 2.0**31).all():
-        raise CompileError(f"{at}: a bias is beyond 32 bits in units of its sums")
-    return units.astype(np.int32)

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -223,37 +222,6 @@ def test_channel_without_weights_keeps_its_constant() -> None:
     assert np.abs(found - expected).max() < 0.02 * np.ptp(expected, axis=1).min()
 
 
-@given(seed=st.integers(0, 1000), bits=st.integers(2, 8), spread=st.floats(1, 12), scale=st.floats(1e-4, 1e4))
-@settings(max_examples=examples(200), deadline=None)
-def test_saturation_and_rounding_are_harmless(seed: int, bits: int, spread: float, scale: float) -> None:
-    """What the integer graph makes of a layer is within its multiplier's error, and a unit, of the real numbers."""
-    net = random_net(seed, bits=bits, spread=spread, channels=(5,))
-    graph = read_qonnx(write_qonnx(net, "net"), "net")
-    stage, layer, pixels = graph.stages[0], net.layers[0], noise(net, 2, seed)
-    assert stage.requantise is not None
-    found = reference.requantise(stage.requantise, reference.convolve(stage.conv, pixels.astype(np.int64)))
-    real = real_activations(layer.weights, layer.weight_step, layer.bias, layer.activation_step or 1.0, pixels)
-    error = 0.5 / stage.requantise.multiplier.min()
-    assert np.abs(found - real).max() <= 255 * error + 1
-
-
-def real_activations(
-    weights: NDArray[np.int8], steps: NDArray[np.float32], bias: NDArray[np.float32], step: float, pixels: Pixels
-) -> NDArray[np.float64]:
-    padded = np.pad(pixels.astype(float), ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    sums = np.einsum("nyxcij,ocij->nyxo", windows, weights.astype(float)) * steps / 255 + bias
-    whole: NDArray[np.float64] = np.clip(np.round(sums / step), 0, 255)
-    return whole
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=examples(200), deadline=None)
-def test_bytes_of_something_else_are_refused(noise: bytes) -> None:
-    with pytest.raises(CompileError, match=r"^file"):
-        read_qonnx(noise, "file")
-
-
 WHOLE = write_qonnx(random_net(side=8, channels=(2,), classes=2), "net")
 
 
@@ -264,7 +232,7 @@ def test_damaged_files_are_refused_or_graphs_that_can_be_written(damage: list[tu
     content = bytearray(WHOLE)
     for at, value in damage:
         content[at] = value
-    for damaged in (bytes(content), bytes(content[: damage[0][0]])):
+    for damaged in (bytes(content), bytes(content[: damage[0][0]]), bytes(content[damage[0][0] :])):
         with contextlib.suppress(CompileError):
             graph = read_qonnx(damaged, "file")
             assert to_bytes(from_bytes(to_bytes(graph), "again")) == to_bytes(graph)
