@@ -38,63 +38,64 @@ from hawkvision.transport.protocol.packet_protection import Opener, Sealer, Secr
 
 SEGMENTS = WireImageFormat(Kind.SEGMENTS, 320, 240, 80, 4, 3, 5, 2)
 OPAQUE = WireImageFormat(Kind.OPAQUE, 0, 2000, 0, 1, 2, 3)
-FRAMES: dict[str, Frame] = {
-    "fragment": Fragment(7, 2, SEGMENTS, 1, 150, 12, b"", b"symbol"),
-    "fragment_meta": Fragment(7, 2, SEGMENTS, 1, 150, 12, b"meta", b"symbol"),
-    "fragment_opaque": Fragment(8, 0, OPAQUE, 0, 0, 0, b"", b"bytes"),
-    "report": Report(1, 5, 123456, 789, (0.128, None, 0.0)),
-    "nack": Nack(7, (0, 4)),
-    "answer": AnswerPart(7, 0, 1, 2, b"body"),
-    "interim": Interim(7, 3, b"so far"),
-    "ping": Ping(),
-    "cancel": Cancel(7),
-    "challenge": Challenge(b"8 bytes!"),
-    "response": Response(b"8 bytes!"),
-}
-FRAME_BYTES = {
-    "fragment": "010200000007010305005004014000f002000096000c73796d626f6c",
-    "fragment_meta": "010200000007010305805004014000f002000096000c046d65746173796d626f6c",
-    "fragment_opaque": "010000000008000203010001000007d00000000000006279746573",
-    "report": "02010000000000050001e240000003150307d0ffff0000",
-    "nack": "0300000007020004",
-    "answer": "04000000070001020004626f6479",
-    "interim": "0900000007030006736f20666172",
-    "ping": "05",
-    "cancel": "0600000007",
-    "challenge": "073820627974657321",
-    "response": "083820627974657321",
-}
-MESSAGES: dict[str, Message] = {
-    "hello": Hello(2, b"proof"),
-    "welcome": Welcome(9, b"c" * 28, b"s" * 28, 256),
-    "template": Template(1, b"request"),
-    "tables": Tables(1, b"header"),
-    "answer": StreamAnswer(7, 0, b"body"),
-}
-MESSAGE_BYTES = {
-    "hello": "0000002283a474797065a568656c6c6fa776657273696f6e02a570726f6f66c40570726f6f66",
-    "welcome": (
-        "0000007e85a474797065a777656c636f6d65a773657373696f6e09ad636c69656e745f736563726574c41c63636363636363"
-        "636363636363636363636363636363636363636363ad7365727665725f736563726574c41c73737373737373737373737373"
-        "737373737373737373737373737373ab75736566756c5f73696465cd0100"
+FRAMES: dict[str, tuple[Frame, str]] = {
+    "fragment": (
+        Fragment(7, 2, SEGMENTS, 1, 150, 12, b"", b"symbol"),
+        "010200000007010305005004014000f002000096000c73796d626f6c",
     ),
-    "template": "0000002883a474797065a874656d706c617465a66e756d62657201a772657175657374c40772657175657374",
-    "tables": "0000002483a474797065a67461626c6573a66e756d62657201a6686561646572c406686561646572",
-    "answer": "0000002984a474797065a6616e73776572a77069637475726507a673746174757300a4626f6479c404626f6479",
+    "fragment_meta": (
+        Fragment(7, 2, SEGMENTS, 1, 150, 12, b"meta", b"symbol"),
+        "010200000007010305805004014000f002000096000c046d65746173796d626f6c",
+    ),
+    "fragment_opaque": (
+        Fragment(8, 0, OPAQUE, 0, 0, 0, b"", b"bytes"),
+        "010000000008000203010001000007d00000000000006279746573",
+    ),
+    "report": (Report(1, 5, 123456, 789, (0.128, None, 0.0)), "02010000000000050001e240000003150307d0ffff0000"),
+    "nack": (Nack(7, (0, 4)), "0300000007020004"),
+    "answer": (AnswerPart(7, 0, 1, 2, b"body"), "04000000070001020004626f6479"),
+    "interim": (Interim(7, 3, b"so far"), "0900000007030006736f20666172"),
+    "ping": (Ping(), "05"),
+    "cancel": (Cancel(7), "0600000007"),
+    "challenge": (Challenge(b"8 bytes!"), "073820627974657321"),
+    "response": (Response(b"8 bytes!"), "083820627974657321"),
+}
+MESSAGES: dict[str, tuple[Message, str]] = {
+    "hello": (Hello(2, b"proof"), "0000002283a474797065a568656c6c6fa776657273696f6e02a570726f6f66c40570726f6f66"),
+    "welcome": (
+        Welcome(9, b"c" * 28, b"s" * 28, 256),
+        (
+            "0000007e85a474797065a777656c636f6d65a773657373696f6e09ad636c69656e745f736563726574c41c63636363636363"
+            "636363636363636363636363636363636363636363ad7365727665725f736563726574c41c73737373737373737373737373"
+            "737373737373737373737373737373ab75736566756c5f73696465cd0100"
+        ),
+    ),
+    "template": (
+        Template(1, b"request"),
+        "0000002883a474797065a874656d706c617465a66e756d62657201a772657175657374c40772657175657374",
+    ),
+    "tables": (
+        Tables(1, b"header"),
+        "0000002483a474797065a67461626c6573a66e756d62657201a6686561646572c406686561646572",
+    ),
+    "answer": (
+        StreamAnswer(7, 0, b"body"),
+        "0000002984a474797065a6616e73776572a77069637475726507a673746174757300a4626f6479c404626f6479",
+    ),
 }
 PROTECTED = "1100000009010002000000052002e42f2c696ee3d20520d8936f910267"
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_frames_keep_their_bytes(name: str) -> None:
-    assert encode(FRAMES[name]).hex() == FRAME_BYTES[name]
-    assert list(decode(bytes.fromhex(FRAME_BYTES[name]))) == [FRAMES[name]]
+@pytest.mark.parametrize(("frame", "hexadecimal"), FRAMES.values(), ids=FRAMES)
+def test_frames_keep_their_bytes(frame: Frame, hexadecimal: str) -> None:
+    assert encode(frame).hex() == hexadecimal
+    assert list(decode(bytes.fromhex(hexadecimal))) == [frame]
 
 
-@pytest.mark.parametrize("name", MESSAGES)
-def test_control_messages_keep_their_bytes(name: str) -> None:
-    assert encode_message(MESSAGES[name]).hex() == MESSAGE_BYTES[name]
-    assert list(MessageReader().feed(bytes.fromhex(MESSAGE_BYTES[name]))) == [MESSAGES[name]]
+@pytest.mark.parametrize(("message", "hexadecimal"), MESSAGES.values(), ids=MESSAGES)
+def test_control_messages_keep_their_bytes(message: Message, hexadecimal: str) -> None:
+    assert encode_message(message).hex() == hexadecimal
+    assert list(MessageReader().feed(bytes.fromhex(hexadecimal))) == [message]
 
 
 def test_protected_datagrams_keep_their_bytes() -> None:
