@@ -34,7 +34,7 @@ ENOUGH: Final = 0.95
 LEAST_SAVING: Final = 0.05
 """Share of a larger size's time that a smaller one must save."""
 RUNS: Final = 5
-"""Of each size after its first; the shortest counts, because other replicas may be using the device."""
+"""Runs of each size after its first; the shortest counts, because other replicas may be using the device."""
 BUDGET_S: Final = 10.0
 """The measurement of a model goes on to no size that would end later."""
 

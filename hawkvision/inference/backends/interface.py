@@ -15,7 +15,7 @@ from hawkvision.core.errors import BackendError
 from hawkvision.core.types import LOGITS, Pixels, Tensors
 
 OnnxPrecision: TypeAlias = Literal["model", "fp16"]
-"""Of a model's layers in ONNX Runtime: as in its file, or float16 (`half_precision`)."""
+"""The precision of a model's layers in ONNX Runtime: as in its file, or float16 (`half_precision`)."""
 
 Outputs: TypeAlias = Mapping[str, tuple[int | None, ...]]
 """The shapes of a model's tensors for one image, by name; None where the length of an axis depends on the image."""

@@ -3,9 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -17,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.core.settings.load import load_config
-from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
+from hawkvision.core.types import LOGITS
 from hawkvision.inference.backend_registry import NoopBackend, open_backend
-from hawkvision.inference.backends.interface import Backend, Outputs, joined
+from hawkvision.inference.backends.interface import Backend, joined
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.models.manifest import InputSpec
 from tests.bench.cluster.local.sleep_backend import BATCH_MS, INSTALLED, SleepBackend
@@ -31,21 +30,9 @@ ZOO = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hawkvisi
 
 
 class TestOnnxRuntimeBackend(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: OnnxRuntimeBackend(tiny_classifier())
-
-
-class TestOnnxRuntimeBackendOfFixedBatch(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: OnnxRuntimeBackend(tiny_classifier(batch=1))
-
-
-class TestOnnxRuntimeBackendOfSeveralOutputs(BackendConformance):
-    @pytest.fixture
-    def make_backend(self) -> Callable[[], Backend]:
-        return lambda: OnnxRuntimeBackend(tiny_detector())
+    @pytest.fixture(params=[tiny_classifier(), tiny_classifier(batch=1), tiny_detector()], ids=["any", "one", "many"])
+    def make_backend(self, request: pytest.FixtureRequest) -> Callable[[], Backend]:
+        return lambda: OnnxRuntimeBackend(request.param)
 
 
 class TestNoopBackend(BackendConformance):
@@ -54,89 +41,41 @@ class TestNoopBackend(BackendConformance):
         return lambda: NoopBackend((16, 12, 3), 7)
 
 
-class Faulty:
-    """Breaks the contract in one chosen way."""
-
-    input_shape = (16, 12, 3)
-    outputs: ClassVar[Outputs] = {LOGITS: (7,)}
-
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-        self.buffer: Logits = np.zeros((8, 7), np.float32)
-        self.right = OnnxRuntimeBackend(tiny_classifier())
-
-    def infer(self, batch: Pixels) -> Tensors:
-        return {LOGITS: self._logits(batch)}
-
-    def _logits(self, batch: Pixels) -> Logits:
-        logits = self.right.infer(batch)[LOGITS]
-        match self.fault:
-            case "alias":
-                self.buffer[: len(batch)] = logits
-                return self.buffer[: len(batch)]
-            case "order":
-                return logits[np.argsort(logits[:, 0])]
-            case "writes":
-                batch[:] = 0
-            case "batch":
-                return logits + len(batch)
-        return logits
-
-    def close(self) -> None:
-        if self.fault != "unclosed":
-            self.right.close()
-
-
-def test_conformance_suite_finds_aliased_output() -> None:
-    with pytest.raises(AssertionError):
-        BackendConformance().test_output_is_the_callers_to_keep(Faulty("alias"))
-
-
-def test_conformance_suite_finds_lost_order() -> None:
-    with pytest.raises(AssertionError):
-        BackendConformance().test_order_of_images_is_kept(Faulty("order"))
-
-
-def test_conformance_suite_finds_dependence_on_the_batch() -> None:
-    with pytest.raises(AssertionError):
-        BackendConformance().test_batch_gives_each_image_what_it_gets_alone(Faulty("batch"))
-
-
-def test_conformance_suite_finds_writes_to_the_input() -> None:
-    with pytest.raises(ValueError, match="read-only"):
-        BackendConformance().test_input_is_left_as_it_was(Faulty("writes"))
-
-
-def test_conformance_suite_finds_a_backend_that_answers_after_close() -> None:
-    with pytest.raises(pytest.fail.Exception):
-        BackendConformance().test_closed_backend_refuses_to_infer(lambda: Faulty("unclosed"))
-
-
-def test_conformance_suite_passes_the_faultless() -> None:
-    BackendConformance().test_order_of_images_is_kept(Faulty("none"))
-    BackendConformance().test_output_is_the_callers_to_keep(Faulty("none"))
-
-
-def test_float_input_is_refused() -> None:
+def mean_of_pixels(
+    element: int = TensorProto.UINT8, height: int | str = 8, axes: Sequence[int] = (1, 2), output: str = "logits"
+) -> bytes:
+    """A model of the mean over axes of (n, height, 8, 3)."""
     nodes = [
-        helper.make_node("ReduceMean", ["image"], ["m"], axes=[1, 2], keepdims=0),
-        helper.make_node("Relu", ["m"], ["logits"]),
+        helper.make_node("Cast", ["image"], ["f"], to=1),
+        helper.make_node("ReduceMean", ["f"], [output], axes=list(axes), keepdims=0),
     ]
-    data = model(nodes, {}, ("image", TensorProto.FLOAT, ["n", 8, 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
-    with pytest.raises(BackendError, match=r"tensor\(uint8\) of \(n, height, width, 3\)"):
-        OnnxRuntimeBackend(data)
+    given: tuple[str, int, list[int | str]] = ("image", element, ["n", height, 8, 3])
+    shape: list[int | str] = ["n", 3] if 0 not in axes else [3]
+    return model(nodes, {}, given, (output, TensorProto.FLOAT, shape))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (mean_of_pixels(TensorProto.FLOAT), r"tensor\(uint8\) of \(n, height, width, 3\)"),
+        (mean_of_pixels(height="h"), "height, width, 3"),
+        (b"", r"broken\.onnx"),
+        (b"not a model", r"broken\.onnx"),
+        (b"\x08\x07\x12" + bytes(50), r"broken\.onnx"),
+        (None, r"broken\.onnx"),
+    ],
+    ids=["floats", "free height", "empty", "text", "damaged", "missing"],
+)
+def test_file_that_is_no_model_of_images_is_refused(data: bytes | None, says: str, tmp_path: Path) -> None:
+    if data is not None:
+        (tmp_path / "broken.onnx").write_bytes(data)
+    with pytest.raises(BackendError, match=says):
+        OnnxRuntimeBackend(tmp_path / "broken.onnx")
 
 
 def test_outputs_have_the_names_of_the_file_and_an_only_one_is_called_logits() -> None:
     assert OnnxRuntimeBackend(tiny_detector()).outputs == {"boxes": (4, 4), "scores": (4, 3), "tenths": (4, 3)}
-    nodes = [
-        helper.make_node("Cast", ["image"], ["f"], to=1),
-        helper.make_node("ReduceMean", ["f"], ["mean colour"], axes=[1, 2], keepdims=0),
-    ]
-    given: tuple[str, int, list[int | str]] = ("image", TensorProto.UINT8, ["n", 8, 8, 3])
-    assert OnnxRuntimeBackend(model(nodes, {}, given, ("mean colour", TensorProto.FLOAT, ["n", 3]))).outputs == {
-        LOGITS: (3,)
-    }
+    assert OnnxRuntimeBackend(mean_of_pixels(output="mean colour")).outputs == {LOGITS: (3,)}
 
 
 @pytest.mark.parametrize("data", [tiny_classifier(), tiny_detector()], ids=["classifier", "detector"])
@@ -149,12 +88,7 @@ def test_answers_are_those_that_the_standard_defines(data: bytes) -> None:
 
 
 def test_a_graph_whose_first_axis_is_not_that_of_images_is_refused() -> None:
-    nodes = [
-        helper.make_node("Cast", ["image"], ["f"], to=1),
-        helper.make_node("ReduceMean", ["f"], ["mean"], axes=[0, 1, 2], keepdims=0),
-    ]
-    data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", 8, 8, 3]), ("mean", TensorProto.FLOAT, [3]))
-    backend = OnnxRuntimeBackend(data)
+    backend = OnnxRuntimeBackend(mean_of_pixels(axes=(0, 1, 2)))
     with pytest.raises(BackendError, match=r"'logits' of shape \(3,\); expected \(2,\)"):
         backend.infer(random_images(backend, 2))
 
@@ -168,35 +102,9 @@ def test_batches_whose_axes_differ_are_joined_with_zeros() -> None:
     assert (found[1:] == 2).all()
 
 
-def test_free_height_is_refused() -> None:
-    nodes = [
-        helper.make_node("Cast", ["image"], ["f"], to=1),
-        helper.make_node("ReduceMean", ["f"], ["logits"], axes=[1, 2], keepdims=0),
-    ]
-    data = model(nodes, {}, ("image", TensorProto.UINT8, ["n", "h", 8, 3]), ("logits", TensorProto.FLOAT, ["n", 3]))
-    with pytest.raises(BackendError, match="height, width, 3"):
-        OnnxRuntimeBackend(data)
-
-
-@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x07\x12" + bytes(50)])
-def test_file_that_is_no_model_is_refused(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "broken.onnx"
-    path.write_bytes(data)
-    with pytest.raises(BackendError, match=r"broken\.onnx"):
-        OnnxRuntimeBackend(path)
-
-
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match=r"nowhere\.onnx"):
-        OnnxRuntimeBackend(tmp_path / "nowhere.onnx")
-
-
 def test_provider_that_is_not_installed_is_refused_and_the_installed_are_named() -> None:
     with pytest.raises(BackendError, match=r"TensorrtExecutionProvider is not installed.*CPUExecutionProvider"):
         OnnxRuntimeBackend(tiny_classifier(), ("TensorrtExecutionProvider", "CPUExecutionProvider"))
-
-
-def test_no_provider_at_all_is_refused() -> None:
     with pytest.raises(BackendError, match="none given"):
         OnnxRuntimeBackend(tiny_classifier(), ())
 

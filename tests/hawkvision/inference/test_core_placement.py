@@ -100,14 +100,6 @@ def test_threads_that_outnumber_the_processors_may_run_on_all() -> None:
         assert os.sched_getaffinity(works[-1].thread) == everywhere()
 
 
-def test_what_work_raises_is_told_and_the_next_is_placed() -> None:
-    threads = PlaceableThreads(2, "apart", CorePlacement())
-    with pytest.raises(ZeroDivisionError):
-        threads.submit(lambda: 1 // 0).result(LIMIT_S)
-    with at_work(threads, 2) as (first, second):
-        assert second.core != first.core
-
-
 def test_where_a_thread_cannot_be_moved_work_goes_on_and_all_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     apart = CorePlacement()
     threads = PlaceableThreads(2, "apart", apart)
