@@ -54,19 +54,25 @@ FIRST_PROBE_S: Final = 1.0
 LAST_PROBE_S: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """Counts since the last step."""
+@dataclass(slots=True)
+class OffloadCounts:
+    """Sums over some time."""
 
-    arrivals: int
-    """Images that arrived, on either side."""
-    fpga_done: int = 0
-    fpga_late: int = 0
-    """Finished images that were answered after the deadline."""
+    arrivals: int = 0
+    fpga: int = 0
+    """Images answered by the FPGA."""
+    late: int = 0
+    """Images that it answered after the deadline."""
     spaced: int = 0
-    """Finished images that were answered while the device had been busy since the reply before."""
+    """Images that it answered while it had been busy since the reply before."""
     spacing_s: float = 0.0
     """Sum of the times from the reply before to each of these."""
+    cpu: int = 0
+    """Images answered by the CPU, for any reason."""
+    no_place: int = 0
+    """Images of the CPU that were drawn for the FPGA while it was full."""
+    failures: int = 0
+    """Errors and wrong answers of the FPGA, those of probes included."""
 
 
 class ShareController:
@@ -97,8 +103,13 @@ class ShareController:
         """Whether it is time for a step."""
         return self._then is None or now - self._then >= STEP_S
 
-    def step(self, seen: Observation, now: float) -> float:
-        """Take a step and return the new share; `now` is in seconds of any monotonic clock."""
+    def step(self, seen: OffloadCounts, now: float) -> float:
+        """Take a step and return the new share.
+
+        Args:
+            seen: the sums since the last step.
+            now: seconds of any monotonic clock.
+        """
         elapsed_s = now - self._then if self._then is not None else 0.0
         self._then = now
         if elapsed_s > 0:
@@ -141,7 +152,7 @@ class ShareController:
         weight = max(1 / self._steps, 1 - math.exp(-elapsed_s / RATE_TIME_S))
         self.rate_hz += weight * (found - self.rate_hz)
 
-    def _watch_speed(self, seen: Observation) -> None:
+    def _watch_speed(self, seen: OffloadCounts) -> None:
         if not seen.spaced:
             return
         found = seen.spacing_s / seen.spaced / self._service_s
@@ -153,10 +164,10 @@ class ShareController:
             self._acted_slowness, self._trim = self.slowness, 1.0
             self._forget()
 
-    def _watch_deadline(self, seen: Observation, elapsed_s: float) -> None:
-        self._seen += seen.fpga_done
-        self._late += seen.fpga_late
-        self._watched_s += elapsed_s if seen.fpga_done else 0.0
+    def _watch_deadline(self, seen: OffloadCounts, elapsed_s: float) -> None:
+        self._seen += seen.fpga
+        self._late += seen.late
+        self._watched_s += elapsed_s if seen.fpga else 0.0
         allowed = LATE_SHARE * self._seen
         if self._late > LATE_SLACK * allowed + LATE_BURST:
             self._trim = max(LEAST_TRIM, self._trim * TRIM_DOWN)

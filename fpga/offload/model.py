@@ -25,7 +25,6 @@ import numpy as np
 
 from fpga.offload.queueing import (
     NO_WAITING,
-    LatencyDistribution,
     ServiceTime,
     WaitingTime,
     mixed,
@@ -105,8 +104,8 @@ class OffloadModel:
         if streams:
             cpu_queue = several_servers(math.fsum(hz for hz, _ in streams), mixed(streams), self.cores)
         ways = [
-            (on_fpga, LatencyDistribution(self.travel_s, fpga_queue, ServiceTime.constant(self.busy_s))),
-            (1 - on_fpga, LatencyDistribution(0.0, cpu_queue, self.cpu)),
+            (on_fpga, self.travel_s, fpga_queue, ServiceTime.constant(self.busy_s)),
+            (1 - on_fpga, 0.0, cpu_queue, self.cpu),
         ]
         return Forecast(
             p50_s=quantile(ways, 0.5),

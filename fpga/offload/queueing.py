@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,34 +202,25 @@ def _work(load: float, residual: Floats, cells: int, total: float) -> tuple[Floa
     return work, empty
 
 
-@dataclass(frozen=True, eq=False)
-class LatencyDistribution:
-    """Distribution of the time from arrival to answer: delay + wait + service, assumed independent."""
-
-    delay_s: float
-    waiting: WaitingTime
-    service: ServiceTime
-
-    def cdf(self, seconds: float) -> float:
-        """P(latency ≤ t)."""
-        return float(self.waiting.cdf(seconds - self.delay_s - np.array(self.service.atoms)).mean())
-
-    @property
-    def mean_s(self) -> float:
-        """The mean."""
-        return self.delay_s + self.waiting.mean_s + self.service.mean_s
+Way: TypeAlias = tuple[float, float, WaitingTime, ServiceTime]
+"""A way from arrival to answer: the share of images that take it, and its delay in seconds, wait and service, which are
+independent."""
 
 
-def quantile(parts: Sequence[tuple[float, LatencyDistribution]], probability: float) -> float:
-    """Quantile of the latency of images that take one of several ways, with weights that sum to one; infinite if too
-    many are never served.
-    """
-    parts = [(weight, latency) for weight, latency in parts if weight > 0]
+def quantile(ways: Sequence[Way], probability: float) -> float:
+    """Quantile of the latency of images whose ways' shares sum to one; infinite if too many are never served."""
+    ways = [way for way in ways if way[0] > 0]
     low = 0.0
-    high = max(p.delay_s + p.service.atoms[-1] + len(p.waiting.below) * p.waiting.step_s for _, p in parts)
+    high = max(
+        delay_s + service.atoms[-1] + len(waiting.below) * waiting.step_s for _, delay_s, waiting, service in ways
+    )
 
     def reached(seconds: float) -> bool:
-        return math.fsum(weight * latency.cdf(seconds) for weight, latency in parts) >= probability - 1e-9
+        parts = (
+            share * float(waiting.cdf(seconds - delay_s - np.array(service.atoms)).mean())
+            for share, delay_s, waiting, service in ways
+        )
+        return math.fsum(parts) >= probability - 1e-9
 
     if not reached(high):
         return math.inf

@@ -17,7 +17,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import astuple, replace
 from typing import TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fpga.backends.base import FpgaBackend, FpgaCollector, FpgaCounts
-from fpga.offload.controller import Observation, ShareController
+from fpga.offload.controller import OffloadCounts, ShareController
 from fpga.offload.model import ByRate, OffloadModel
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import BackendError
@@ -36,29 +36,6 @@ from hawkvision.inference.backends.interface import Backend, Outputs, check_batc
 T = TypeVar("T")
 
 log = logging.getLogger("hawkvision.fpga")
-
-
-@dataclass(slots=True)
-class OffloadCounts:
-    """Sums since the start."""
-
-    arrivals: int = 0
-    fpga: int = 0
-    """Images answered by the FPGA."""
-    cpu: int = 0
-    """Images answered by the CPU, for any reason."""
-    no_place: int = 0
-    """Images of the CPU that were drawn for the FPGA while it was full."""
-    failed: int = 0
-    """Images of the CPU for which the FPGA gave an error."""
-    failures: int = 0
-    """Errors and wrong answers of the FPGA, those of probes included."""
-    late: int = 0
-    """Images that the FPGA answered after the deadline."""
-    spaced: int = 0
-    """Images that the FPGA answered while it had been busy since the reply before."""
-    spacing_s: float = 0.0
-    """Sum of the times from the reply before to each of these."""
 
 
 class OffloadBackend:
@@ -189,16 +166,10 @@ class OffloadBackend:
         except RuntimeError:  # closed meanwhile
             raise BackendError("the offload backend is closed") from None
 
-    def _observe(self) -> Observation:
-        now, then = replace(self._counts), self._step_begun
-        self._step_begun = now
-        return Observation(
-            arrivals=now.arrivals - then.arrivals,
-            fpga_done=now.fpga - then.fpga,
-            fpga_late=now.late - then.late,
-            spaced=now.spaced - then.spaced,
-            spacing_s=now.spacing_s - then.spacing_s,
-        )
+    def _observe(self) -> OffloadCounts:
+        """The sums since the last observation."""
+        then, self._step_begun = self._step_begun, replace(self._counts)
+        return OffloadCounts(*(now - before for now, before in zip(astuple(self._counts), astuple(then), strict=True)))
 
     def _on_fpga(self, batch: Pixels) -> Tensors:
         n, sent = len(batch), self._clock.now()
@@ -211,7 +182,7 @@ class OffloadBackend:
             with self._lock:
                 self._outstanding -= n
         if failure is not None:
-            self._failed(n, failure)
+            self._failed(failure)
             return self._on_cpu(batch)
         answered = self._clock.now()
         with self._lock:
@@ -224,10 +195,9 @@ class OffloadBackend:
             self._answered_at = max(self._answered_at, answered)
         return found
 
-    def _failed(self, images: int, error: BackendError) -> None:
+    def _failed(self, error: BackendError) -> None:
         with self._lock:
             self._counts.failures += 1
-            self._counts.failed += images
             first = not self._controller.failed
             self._controller.fail(self._clock.now())
         if first:

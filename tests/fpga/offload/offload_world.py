@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.offload.controller import Observation, ShareController
+from fpga.offload.controller import OffloadCounts, ShareController
 from fpga.offload.model import ByRate, OffloadModel
 from fpga.offload.queueing import ServiceTime
 
@@ -95,16 +95,16 @@ class World:
         self._waiting: deque[tuple[float, float]] = deque()
         """(arrival, end) of what is on the FPGA."""
         self._free_at = self._answered_at = -1.0
-        self._arrivals = self._done = self._late = self._spaced = 0
-        self._spacing_s = 0.0
+        self._seen = OffloadCounts()
 
     def run(self, arrivals: Sequence[float], slowness: float = 1.0, dead: bool = False) -> None:
         """More images, on a device so many times slower than modelled, or one that only gives errors."""
         for now in arrivals:
             self._finish(now)
-            self._arrivals += 1
+            self._seen.arrivals += 1
             if self.controller.due(now):
-                self.record.steps.append((now, self.controller.step(self._observe(), now)))
+                seen, self._seen = self._seen, OffloadCounts()
+                self.record.steps.append((now, self.controller.step(seen, now)))
             if self.controller.probe_due(now) and not dead:
                 self.controller.recover()
             to_fpga = self.draws.random() < self.controller.share and len(self._waiting) < self.model.places
@@ -129,15 +129,9 @@ class World:
     def _finish(self, now: float) -> None:
         while self._waiting and self._waiting[0][1] <= now:
             sent, end = self._waiting.popleft()
-            self._done += 1
-            self._late += end - sent > self.model.deadline_s
+            self._seen.fpga += 1
+            self._seen.late += end - sent > self.model.deadline_s
             if sent + self.model.travel_s <= self._answered_at:
-                self._spaced += 1
-                self._spacing_s += end - self._answered_at
+                self._seen.spaced += 1
+                self._seen.spacing_s += end - self._answered_at
             self._answered_at = end
-
-    def _observe(self) -> Observation:
-        seen = Observation(self._arrivals, self._done, self._late, self._spaced, self._spacing_s)
-        self._arrivals = self._done = self._late = self._spaced = 0
-        self._spacing_s = 0.0
-        return seen

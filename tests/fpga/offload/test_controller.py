@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from fpga.offload.controller import DEAD_BAND, FIRST_PROBE_S, STEP_DOWN, STEP_S, STEP_UP, Observation, ShareController
+from fpga.offload.controller import DEAD_BAND, FIRST_PROBE_S, STEP_DOWN, STEP_S, STEP_UP, OffloadCounts, ShareController
 from fpga.offload.model import ByRate
 from tests.fpga.offload.offload_world import MODEL, World, poisson
 
@@ -79,7 +79,7 @@ def steady(share: float) -> ShareController:
 
 def test_share_moves_in_bounded_steps() -> None:
     controller = ShareController(ByRate((100.0, 200.0), (1.0, 0.0)), 2e-3)
-    shares = [controller.step(Observation(25 if i < 40 else 50), i * STEP_S) for i in range(80)]
+    shares = [controller.step(OffloadCounts(25 if i < 40 else 50), i * STEP_S) for i in range(80)]
     steps = np.diff(shares)
     assert steps.max() <= STEP_UP + 1e-9
     assert steps.min() == pytest.approx(-STEP_DOWN)
@@ -87,31 +87,29 @@ def test_share_moves_in_bounded_steps() -> None:
     assert shares[-1] < DEAD_BAND
 
 
+def steps(controller: ShareController, count: int, late: int, done: int = 0) -> list[float]:
+    """The shares of so many steps, in each of which so many of 100 images were late; `done` steps came before."""
+    seen = OffloadCounts(100, fpga=100, late=late)
+    return [controller.step(seen, i * STEP_S) for i in range(done, done + count)]
+
+
 def test_images_late_beyond_chance_shrink_the_share_and_punctual_ones_let_it_grow() -> None:
     controller = steady(1.0)
-    for i in range(40):
-        controller.step(Observation(100, fpga_done=100, fpga_late=10), i * STEP_S)
-    shrunk = controller.share
-    for i in range(40, 700):
-        controller.step(Observation(100, fpga_done=100), i * STEP_S)
-    assert shrunk < 0.7
-    assert controller.share == 1.0
+    assert steps(controller, 40, late=10)[-1] < 0.7
+    assert steps(controller, 660, late=0, done=40)[-1] == 1.0
 
 
 def test_growth_that_had_to_be_taken_back_is_tried_ever_later() -> None:
-    controller, shares = steady(1.0), []
+    controller, shares = steady(1.0), list[float]()
     for i in range(4_000):
-        late = 8 if controller.share > 0.8 else 0
-        shares.append(controller.step(Observation(100, fpga_done=100, fpga_late=late), i * STEP_S))
+        shares += steps(controller, 1, late=8 if controller.share > 0.8 else 0, done=i)
     turns = np.flatnonzero(np.diff(shares) < 0)
     assert np.diff(turns)[-1] > 8 * np.diff(turns)[np.diff(turns) > 1][0]
     assert min(shares[100:]) > 0.6
 
 
 def test_one_late_image_in_a_hundred_changes_nothing() -> None:
-    controller = steady(1.0)
-    shares = [controller.step(Observation(100, fpga_done=100, fpga_late=1), i * STEP_S) for i in range(500)]
-    assert set(shares[40:]) == {1.0}
+    assert set(steps(steady(1.0), 500, late=1)[40:]) == {1.0}
 
 
 def test_probes_of_a_failed_fpga_come_ever_later_but_come() -> None:

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 
 from fpga.offload.queueing import (
     NO_WAITING,
-    LatencyDistribution,
     ServiceTime,
-    erlang_c,
-    mixed,
     one_server,
     quantile,
     several_servers,
@@ -27,7 +24,7 @@ MS = 1e-3
 
 def percentile(rate_hz: float, service: ServiceTime, servers: int, places: int | None, probability: float) -> float:
     waiting = several_servers(rate_hz, service, servers) if places is None else one_server(rate_hz, service, places)
-    return quantile([(1.0, LatencyDistribution(0.0, waiting, ServiceTime.constant(0.0)))], probability)
+    return quantile([(1.0, 0.0, waiting, ServiceTime.constant(0.0))], probability)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +66,6 @@ def test_single_place_loses_what_erlang_says() -> None:
     assert one_server(150, ServiceTime.constant(10 * MS), 1).mean_s == pytest.approx(0, abs=10 * MS / 8)
 
 
-def test_erlang_c_of_two_servers_half_busy_is_a_third() -> None:
-    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
-
-
 def test_overloaded_queue_never_answers_but_a_bounded_one_does() -> None:
     service = ServiceTime.constant(10 * MS)
     assert percentile(101, service, 1, None, 0.5) == math.inf
@@ -86,31 +79,11 @@ def test_work_far_beyond_one_is_computed_without_overflow() -> None:
     assert np.isfinite(waiting.below).all()
 
 
-def test_no_arrivals_wait_for_nothing() -> None:
-    assert one_server(0.0, ServiceTime.constant(1.0)) is NO_WAITING
-
-
 def test_mixture_lies_between_its_parts_and_is_weighted() -> None:
-    fast = LatencyDistribution(0.0, NO_WAITING, ServiceTime.constant(1 * MS))
-    slow = LatencyDistribution(0.0, NO_WAITING, ServiceTime.constant(9 * MS))
-    assert quantile([(0.97, fast), (0.03, slow)], 0.5) == pytest.approx(1 * MS)
-    assert quantile([(0.97, fast), (0.03, slow)], 0.99) == pytest.approx(9 * MS)
-    assert quantile([(0.995, fast), (0.005, slow)], 0.99) == pytest.approx(1 * MS)
-
-
-@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=500))
-@settings(max_examples=examples(250), deadline=None)
-def test_measured_service_keeps_the_mean_of_its_sample(seconds: list[float]) -> None:
-    service = ServiceTime.measured(seconds)
-    assert service.mean_s == pytest.approx(float(np.mean(seconds)), rel=1e-9)
-    assert list(service.atoms) == sorted(service.atoms)
-
-
-@given(st.floats(0.1, 10), st.floats(0.1, 10), st.floats(1e-4, 1.0), st.floats(1e-4, 1.0))
-@settings(max_examples=examples(250), deadline=None)
-def test_mixed_streams_have_the_mean_of_both(rate_a: float, rate_b: float, a: float, b: float) -> None:
-    both = mixed([(rate_a, ServiceTime.constant(a)), (rate_b, ServiceTime.spread(b, 0.4))])
-    assert both.mean_s == pytest.approx((rate_a * a + rate_b * b) / (rate_a + rate_b), rel=1e-6)
+    fast, slow = ServiceTime.constant(1 * MS), ServiceTime.constant(9 * MS)
+    for share, probability, expected in ((0.97, 0.5, 1 * MS), (0.97, 0.99, 9 * MS), (0.995, 0.99, 1 * MS)):
+        ways = [(share, 0.0, NO_WAITING, fast), (1 - share, 0.0, NO_WAITING, slow)]
+        assert quantile(ways, probability) == pytest.approx(expected)
 
 
 @given(st.floats(0.01, 3.0), st.floats(0.0, 1.5), st.integers(1, 40))
