@@ -16,11 +16,10 @@ from concurrent.futures import Future
 from typing import TypeAlias
 
 from fpga.device.frame_transport import DeviceLink
-from fpga.device.framing import DeviceWelcome
+from fpga.device.framing import DeviceFrame, DeviceWelcome, LogitsReply
 from fpga.device.host_session import (
     HostEvent,
     HostSession,
-    ImageAnswered,
     ImageFailed,
     Rows,
     SessionRefused,
@@ -30,7 +29,7 @@ from hawkvision.core.errors import BackendError, BackendUnavailable
 
 log = logging.getLogger("hawkvision.fpga")
 
-DeviceReply: TypeAlias = tuple[ImageAnswered, float, DeviceWelcome]
+DeviceReply: TypeAlias = tuple[LogitsReply, float, DeviceWelcome]
 """A device's answer to an image, the round trip in seconds, and the device, which may have been replaced meanwhile."""
 
 
@@ -184,12 +183,12 @@ class DeviceConnection:
                 _fail(self._opened, BackendUnavailable(f"fpga-device: {why}"))
                 while self._waiting:
                     _fail(self._waiting.popleft().answer, BackendUnavailable(f"fpga-device: {why}"))
-            case ImageAnswered(sequence):
+            case DeviceFrame(_, sequence, LogitsReply() as reply):
                 image = self._sent.pop(sequence, None)
                 if image is not None:
                     answering = self._session.device
                     assert answering is not None, "a session answers while it is open"
-                    image.answer.set_result((event, now - image.since, answering))
+                    image.answer.set_result((reply, now - image.since, answering))
             case ImageFailed(sequence, why, transient):
                 image = self._sent.pop(sequence, None)
                 if image is not None:

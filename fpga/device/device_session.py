@@ -7,7 +7,6 @@ answered.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,30 +27,26 @@ from fpga.device.framing import (
 from hawkvision.integer.ir import IntegerGraph
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceImage:
-    """A complete image to compute."""
+class IncomingImage:
+    """An image of a session. Its pixels arrive in any order; it is to be computed when all are there."""
 
-    session: int
-    sequence: int
-    pixels: NDArray[np.uint8]
-    """(height, width, channels)"""
+    def __init__(self, session: int, sequence: int, shape: tuple[int, int, int]) -> None:
+        self.session, self.sequence = session, sequence
+        self.pixels = np.zeros(shape, np.uint8)
+        """(height, width, channels)"""
+        self._seen = np.zeros(shape[0] * shape[1], np.bool_)
 
-
-class _IncomingImage:
-    """Pixels that have arrived, in row order."""
-
-    def __init__(self, area: int, channels: int) -> None:
-        self.pixels = np.zeros((area, channels), np.uint8)
-        self.seen = np.zeros(area, np.bool_)
-        self.working = False
+    @property
+    def complete(self) -> bool:
+        """Whether every pixel has arrived."""
+        return bool(self._seen.all())
 
     def fill(self, run: PixelRun) -> None:
         """Take a run. The first copy of a pixel counts; repetitions are equal."""
         part = slice(run.start, run.start + len(run.pixels))
-        new = ~self.seen[part]
-        self.pixels[part][new] = run.pixels[new]
-        self.seen[part] = True
+        new = ~self._seen[part]
+        self.pixels.reshape(len(self._seen), -1)[part][new] = run.pixels[new]
+        self._seen[part] = True
 
 
 class DeviceSession:
@@ -68,10 +63,10 @@ class DeviceSession:
         self.session: int | None = None
         """The session in use."""
         self._oldest = 0
-        self._images: dict[int, _IncomingImage] = {}
+        self._images: dict[int, IncomingImage] = {}
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
-    def receive(self, frame: DeviceFrame) -> tuple[list[bytes], DeviceImage | None]:
+    def receive(self, frame: DeviceFrame) -> tuple[list[bytes], IncomingImage | None]:
         """Handle a frame; return the frames to send back, and the image that it completed."""
         match frame.message:
             case HostHello(model):
@@ -82,7 +77,7 @@ class DeviceSession:
                 return [self._trouble(frame, RefusalReason.SESSION, "no such session")], None
         return [], None
 
-    def finish(self, work: DeviceImage, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
+    def finish(self, work: IncomingImage, cycles: int, logits: NDArray[np.int32]) -> bytes | None:
         """The reply to an image; None if the host no longer waits for it."""
         if work.session != self.session or self._images.pop(work.sequence, None) is None:
             return None
@@ -101,7 +96,7 @@ class DeviceSession:
             self._answers.clear()
         return encode(DeviceFrame(session, 0, self._device))
 
-    def _fill(self, frame: DeviceFrame, run: PixelRun) -> tuple[list[bytes], DeviceImage | None]:
+    def _fill(self, frame: DeviceFrame, run: PixelRun) -> tuple[list[bytes], IncomingImage | None]:
         sequence, device = frame.sequence, self._device
         if (answer := self._answers.get(sequence)) is not None:
             return [answer], None
@@ -115,20 +110,17 @@ class DeviceSession:
         if image is None:
             if len(self._images) >= device.window:
                 return [self._trouble(frame, RefusalReason.BUSY, f"the queue holds {device.window}")], None
-            image = self._images[sequence] = _IncomingImage(area, device.channels)
-        if image.working:
+            shape = (device.height, device.width, device.channels)
+            image = self._images[sequence] = IncomingImage(frame.session, sequence, shape)
+        if image.complete:
             return [], None
         image.fill(run)
-        if not image.seen.all():
-            return [], None
-        image.working = True
-        pixels = image.pixels.reshape(device.height, device.width, device.channels)
-        return [], DeviceImage(frame.session, sequence, pixels)
+        return [], image if image.complete else None
 
     def _forget(self, oldest: int) -> None:
         """Forget images below that number, which the host no longer waits for."""
         self._oldest = max(self._oldest, oldest)
-        for sequence in [each for each in self._images if each < self._oldest and not self._images[each].working]:
+        for sequence in [each for each in self._images if each < self._oldest and not self._images[each].complete]:
             del self._images[sequence]
 
     def _trouble(self, frame: DeviceFrame, reason: RefusalReason, text: str) -> bytes:

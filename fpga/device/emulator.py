@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from fpga.device.device_session import DeviceImage, DeviceSession
+from fpga.device.device_session import DeviceSession, IncomingImage
 from fpga.device.frame_transport import DeviceLink, SerialLink, UdpLink, open_link
 from fpga.device.framing import MAX_WINDOW, DeviceFrame, DeviceWelcome, encode
 from fpga.reports.build_report import read_design
@@ -58,7 +58,7 @@ class Emulator:
         encode(DeviceFrame(0, 0, welcome))  # fails now, not at the first greeting
         self._session = DeviceSession(graph, welcome)
         self._kernel, self._cycles, self._service_s = kernel, cycles, cycles / clock_hz
-        self._queue: deque[DeviceImage] = deque()
+        self._queue: deque[IncomingImage] = deque()
         """At most `window`, bounded by the session, and one that an earlier session left in work."""
         self._done_at = 0.0
 

@@ -52,15 +52,6 @@ class SessionRefused:
     why: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageAnswered:
-    """An image's logits and its cycles (0 if the device does not count them)."""
-
-    sequence: int
-    cycles: int
-    logits: NDArray[np.int32]
-
-
 @dataclass(frozen=True, slots=True)
 class ImageFailed:
     """An image will get no answer."""
@@ -71,8 +62,9 @@ class ImageFailed:
     """Whether another attempt may succeed; False if the device cannot compute this image."""
 
 
-HostEvent = DeviceWelcome | SessionRefused | ImageAnswered | ImageFailed
-"""`DeviceWelcome`: the session is open, because the device is there and holds the right graph."""
+HostEvent = DeviceWelcome | SessionRefused | DeviceFrame | ImageFailed
+"""`DeviceWelcome`: the session is open, because the device is there and holds the right graph. `DeviceFrame`: the
+`LogitsReply` to an image."""
 
 
 class _OutgoingImage:
@@ -167,13 +159,13 @@ class HostSession:
                 return self._welcomed(device, now)
             case DeviceRefusal(reason, model, text):
                 return self._refused(reason, model, text)
-            case LogitsReply(cycles, logits):
+            case LogitsReply(_, logits):
                 image = self._images.get(frame.sequence)
                 if self.device is None or image is None or len(logits) != self._classes:
                     return []
                 del self._images[frame.sequence]
                 self._answered_at = now
-                return [ImageAnswered(frame.sequence, cycles, logits)]
+                return [frame]
             case ImageTrouble(reason, text):
                 return self._troubled(frame.sequence, reason, text, now)
         return []

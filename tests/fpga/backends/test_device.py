@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from fpga.backends.device import DeviceBackend
-from fpga.backends.local import ReferenceBackend
 from fpga.device.device_session import DeviceSession
 from fpga.device.frame_transport import UdpLink, open_link
 from fpga.device.framing import DeviceFrame, DeviceWelcome, HostHello, ImageTrouble, RefusalReason, encode
@@ -63,18 +62,13 @@ def serial(model: Path) -> Iterator[tuple[str, str]]:
         yield one.url, other.url
 
 
-class TestDeviceBackendOverUdp(BackendConformance):
+class TestDeviceBackend(BackendConformance):
     # A device has one session: the newer host takes it from the older, which greets it again for its next image.
-    @pytest.fixture
-    def make_backend(self, udp: str) -> Callable[[], Backend]:
-        return lambda: DeviceBackend(GRAPH, udp)
-
-
-class TestDeviceBackendOverSerial(BackendConformance):
-    @pytest.fixture
-    def make_backend(self, serial: tuple[str, str]) -> Callable[[], Backend]:
-        lines = itertools.cycle(serial)
-        return lambda: DeviceBackend(GRAPH, next(lines))
+    @pytest.fixture(params=["udp", "serial"])
+    def make_backend(self, request: pytest.FixtureRequest) -> Callable[[], Backend]:
+        found = request.getfixturevalue(request.param)
+        urls = itertools.cycle([found] if request.param == "udp" else found)
+        return lambda: DeviceBackend(GRAPH, next(urls))
 
 
 def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> None:
@@ -133,16 +127,6 @@ def test_images_beyond_those_that_may_wait_are_turned_away_and_leave_the_device_
 def test_a_device_of_another_model_is_an_error_at_the_start(udp: str) -> None:
     with pytest.raises(BackendError, match=f"holds the model {GRAPH.sha256[:16]}"):
         DeviceBackend(random_graph(9), udp)
-
-
-def test_a_device_that_goes_away_fails_its_callers_and_a_new_one_is_found(model: Path) -> None:
-    with emulated(model) as process:
-        backend, port = DeviceBackend(GRAPH, process.url), process.port
-        backend.infer(images(1))
-    with contextlib.closing(backend), emulated(model, "--port", str(port)):
-        np.testing.assert_array_equal(
-            backend.infer(images(1))[LOGITS], ReferenceBackend(GRAPH).infer(images(1))[LOGITS]
-        )
 
 
 def test_a_line_is_opened_anew_however_many_connections_are_open(udp: str) -> None:
@@ -210,19 +194,10 @@ def test_closing_ends_the_thread(udp: str) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "hawkvision-fpga-device"]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "udp://host",
-        "udp://h:99999",
-        "udp://h:1/x",
-        "serial:tty",
-        "serial:/dev/x?baud=fast",
-        "serial:/d?x=1",
-        "serial:/\0",
-    ],
-)
+NO_ADDRESSES = "udp://host udp://h:99999 udp://h:1/x serial:tty serial:/d?baud=fast serial:/d?x=1 serial:/\0"
+
+
+@pytest.mark.parametrize("url", ["", *NO_ADDRESSES.split(" ")])
 def test_addresses_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="expected udp://HOST:PORT or serial:/dev/NAME"):
         open_link(url)
@@ -272,12 +247,3 @@ def test_a_serial_line_is_8n1_without_flow_control_whatever_it_was_before() -> N
     assert not kept & (termios.CSTOPB | termios.CRTSCTS | termios.PARENB)
     os.close(ours)
     os.close(theirs)
-
-
-def test_links_receive_nothing_when_nothing_came() -> None:
-    udp = UdpLink.at("127.0.0.1", 0)
-    assert udp.receive() == []
-    with pytest.raises(BackendError, match="in use"):
-        UdpLink.at("127.0.0.1", udp.port)
-    udp.send(b"nobody has asked yet")
-    udp.close()
