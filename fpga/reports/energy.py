@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,8 @@ from fpga.simulation.netlist_simulation import SwitchingActivity
 TABLE: Final = Path(__file__).with_name("power.toml")
 OWN: Final[Mapping[FamilyName, Path]] = {"ice40": Path(__file__).with_name("power_ice40.toml")}
 """Constants of another family, which replace those of the same name."""
+REFERENCE_V: Final = 1.219
+"""Core voltage of the constants."""
 BOARD_W: Final = (0.5, 1.5, 2.5)
 """Power of a small board beside the chip's core (regulators, oscillator, Ethernet PHY); assumed."""
 
@@ -41,16 +43,8 @@ class EnergyConstant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     source: str
 
 
-class EnergyConstants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of `power.toml`."""
-
-    reference_v: Positive
-    toggle: EnergyConstant
-    branch: EnergyConstant
-    multiply: EnergyConstant
-    memory: EnergyConstant
-    flip_flop: EnergyConstant
-    clock: EnergyConstant
+EnergyPart = Literal["toggle", "branch", "multiply", "memory", "flip_flop", "clock"]
+Constants: TypeAlias = Mapping[EnergyPart, EnergyConstant]
 
 
 class ImageEnergy(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,13 +71,13 @@ class EnergyEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def constants(family: FamilyName = "ecp5") -> EnergyConstants:
+def constants(family: FamilyName = "ecp5") -> Constants:
     """The constants of a family."""
-    table = msgspec.toml.decode(TABLE.read_bytes(), type=EnergyConstants)
-    if family not in OWN:
-        return table
-    own = msgspec.toml.decode(OWN[family].read_bytes(), type=dict[str, EnergyConstant])
-    return msgspec.structs.replace(table, **own)
+    table, own = (
+        {} if file is None else msgspec.toml.decode(file.read_bytes(), type=dict[EnergyPart, EnergyConstant])
+        for file in (TABLE, OWN.get(family))
+    )
+    return table | own
 
 
 def estimate(activity: SwitchingActivity, inferences: float, device: FpgaDevice, mhz: float) -> EnergyEstimate:
@@ -93,21 +87,20 @@ def estimate(activity: SwitchingActivity, inferences: float, device: FpgaDevice,
     )
 
 
-def dynamic_pj(activity: SwitchingActivity, at: int, table: EnergyConstants) -> dict[str, float]:
+def dynamic_pj(activity: SwitchingActivity, at: int, table: Constants) -> dict[str, float]:
     """Energy of an activity at the constants' voltage, by part; `at` selects low, mid or high (0, 1, 2)."""
-    each_cycle = activity.flip_flops * table.flip_flop.values[at] + table.clock.values[at]
+    pj = {part: constant.values[at] for part, constant in table.items()}
     return {
-        "nets": activity.net_toggles * table.toggle.values[at] + activity.branch_toggles * table.branch.values[at],
-        "multipliers": activity.multiplications * table.multiply.values[at],
-        "memories": activity.memory_accesses * table.memory.values[at],
-        "clock": activity.cycles * each_cycle,
+        "nets": activity.net_toggles * pj["toggle"] + activity.branch_toggles * pj["branch"],
+        "multipliers": activity.multiplications * pj["multiply"],
+        "memories": activity.memory_accesses * pj["memory"],
+        "clock": activity.cycles * (activity.flip_flops * pj["flip_flop"] + pj["clock"]),
     }
 
 
 def _energy(activity: SwitchingActivity, inferences: float, device: FpgaDevice, mhz: float, at: int) -> ImageEnergy:
-    table = constants(device.family)
-    scale = (device.core_v / table.reference_v) ** 2 * 1e-6 / inferences
-    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, table).items()}
+    scale = (device.core_v / REFERENCE_V) ** 2 * 1e-6 / inferences
+    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, constants(device.family)).items()}
     seconds = activity.cycles / inferences / (mhz * 1e6)
     static_uj = device.static_w[at] * seconds * 1e6
     chip_uj = sum(parts.values()) + static_uj

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from fpga.compiler.devices import FamilyName, Resources
 from fpga.reports.build_report import BuildReport, encode_report, read
 from fpga.reports.energy import BOARD_W, constants
@@ -212,8 +210,8 @@ def _energy(report: BuildReport) -> str:
 
 
 def _constants(report: BuildReport) -> str:
-    rows = []
-    for name, each in msgspec.structs.asdict(constants(report.family)).items():
-        if name != "reference_v":
-            rows.append([name, " / ".join(f"{value:g}" for value in each.values), each.unit, each.basis, each.source])
+    rows = [
+        [name, " / ".join(f"{value:g}" for value in each.values), each.unit, each.basis, each.source]
+        for name, each in constants(report.family).items()
+    ]
     return table(["constant", "low / mid / high", "unit", "basis", "source"], rows)

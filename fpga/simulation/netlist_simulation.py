@@ -54,7 +54,6 @@ class SwitchingActivity:
     memory_accesses: float
     """Enabled clock edges of block RAM ports, summed over cycles."""
     flip_flops: int
-    nets: int
 
 
 class _NetlistStruct(ctypes.Structure):
@@ -216,7 +215,6 @@ class NetlistSimulation:
             multiplications=float(arrays["operations"].sum() / LANES),
             memory_accesses=float(arrays["accesses"].sum() / LANES),
             flip_flops=len(layout.flip_flops),
-            nets=len(real),
         )
 
 

@@ -77,27 +77,24 @@ def test_sums_beyond_single_precision_stay_exact() -> None:
         np.testing.assert_array_equal(IntegerKernel(graph, kind=how).logits(images), reference.logits(graph, images))
 
 
-def test_without_a_compiler_numpy_takes_over_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("HAWKVISION_BUILD_CACHE", str(tmp_path))
-    graph = random_graph()
-    with caplog.at_level(logging.WARNING):
-        assert IntegerKernel(graph).kind == "numpy"
-    assert "no C++ compiler (c++, g++, clang++); install one, on Debian the package g++" in caplog.text
-    with pytest.raises(CompileError, match="no C"):
-        IntegerKernel(graph, kind="compiled")
-
-
-def test_without_a_place_for_compiled_code_numpy_takes_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("PATH", "no C++ compiler (c++, g++, clang++); install one, on Debian the package g++"),
+        ("HAWKVISION_BUILD_CACHE", "cannot write: Not a directory"),
+    ],
+)
+def test_without_a_compiler_or_a_place_for_its_code_numpy_takes_over_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variable: str, says: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HAWKVISION_BUILD_CACHE", str(tmp_path / "file" / "compiled"))
+    monkeypatch.setenv("HAWKVISION_BUILD_CACHE", str(tmp_path))
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "below"))
     with caplog.at_level(logging.WARNING):
         assert IntegerKernel(random_graph()).kind == "numpy"
-    assert "cannot write: Not a directory" in caplog.text
+    assert says in caplog.text
+    with pytest.raises(CompileError):
+        IntegerKernel(random_graph(), kind="compiled")
 
 
 def test_other_arrays_are_refused() -> None:
