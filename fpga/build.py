@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -21,19 +21,17 @@ from fpga.compiler.emit import TOP, accumulator_bits, emit
 from fpga.compiler.folding import Folding, check_folding, cycles_of, format_folding, interval
 from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import (
-    ROUTE_CPU_S,
     Attempt,
-    RoutedDesign,
+    RoutingOptions,
     SynthesisResult,
-    median_mhz,
+    best_and_median,
     pack,
     place_and_route,
-    routed,
     synthesise,
 )
 from fpga.compiler.toolchain import Say, version_of
 from fpga.reports import energy
-from fpga.reports.build_report import BuildReport, NetlistProof, SeedResult, SwitchingCounts
+from fpga.reports.build_report import BuildReport, NetlistProof, SwitchingCounts
 from fpga.reports.pages import TITLES
 from fpga.simulation.cell_layout import LANES
 from fpga.simulation.netlist_simulation import NetlistSimulation, SwitchingActivity, Words
@@ -70,12 +68,7 @@ class BuildOrder:
     images_from: str
     command: str
     folder: Path
-    seeds: int = 5
-    target_mhz: float | None = None
-    """Clock that the placer aims at; None: the device's usual."""
-    route_cpu_s: int = ROUTE_CPU_S
-    """Limit for one seed."""
-    pins: Path | None = None
+    routing: RoutingOptions = field(default_factory=RoutingOptions)
 
 
 def build(order: BuildOrder, say: Say) -> BuildReport:
@@ -119,8 +112,46 @@ def _build(order: BuildOrder, say: Say) -> BuildReport:
     proof = _compare(order, logits, activity, made)
     if proof.differing:
         raise CompileError(f"netlist: {proof.differing} of {proof.logits} logits differ from the reference")
-    pack(made, order.device, routed(attempts)[0], say)  # only a proved netlist gets a bitstream
-    return _report(order, tools, made, attempts, activity, proof)
+    best, clock = best_and_median(attempts)
+    assert best.placed is not None, "the fastest attempt has a design"
+    assert best.result.mhz is not None
+    pack(made, order.device, best.result.seed, say)  # only a proved netlist gets a bitstream
+    simulated, latency = _simulate(order)
+    return BuildReport(
+        task=order.task,
+        variant=order.variant,
+        graph_sha256=order.graph.sha256,
+        device=order.device.name,
+        command=order.command,
+        tools=tools,
+        folding=order.folding,
+        multipliers_in_use=sum(fold.multipliers for fold in order.folding.stages.values()),
+        multiplications=order.graph.multiplications,
+        available=order.device.resources,
+        estimated=of_graph(order.graph, order.folding, order.device.family),
+        synthesised=made.resources,
+        placed=best.placed,
+        target_mhz=order.routing.target_mhz or order.device.target_mhz,
+        seeds=tuple(attempt.result for attempt in attempts),
+        median_mhz=clock,
+        best_mhz=best.result.mhz,
+        critical_path=best.critical_path,
+        pins=f"Pins: {order.routing.pins.name}." if order.routing.pins else UNCONSTRAINED,
+        stage_cycles=dict(cycles_of(order.graph, order.folding)),
+        estimated_cycles=interval(order.graph, order.folding),
+        simulated_cycles=simulated,
+        latency_cycles=latency,
+        proof=proof,
+        switching=SwitchingCounts(
+            inferences=LANES,
+            net_toggles=activity.net_toggles,
+            branch_toggles=activity.branch_toggles,
+            multiplications=activity.multiplications,
+            memory_accesses=activity.memory_accesses,
+        ),
+        energy=energy.estimate(activity, 1, order.device, clock),
+        synthesis_cpu_s=made.cpu_s,
+    )
 
 
 def _synthesise(order: BuildOrder, sources: Sequence[Path], say: Say) -> SynthesisResult:
@@ -135,61 +166,12 @@ def _synthesise(order: BuildOrder, sources: Sequence[Path], say: Say) -> Synthes
 
 def _route(order: BuildOrder, made: SynthesisResult, say: Say) -> list[Attempt]:
     attempts: list[Attempt] = []
-    for attempt in place_and_route(
-        made,
-        order.device,
-        range(1, order.seeds + 1),
-        target_mhz=order.target_mhz,
-        cpu_limit_s=order.route_cpu_s,
-        pins=order.pins,
-        say=say,
-    ):
-        outcome = f"{attempt.fmax_mhz:.1f} MHz" if isinstance(attempt, RoutedDesign) else attempt.why
-        say(f"seed {attempt.seed}: {outcome}, {attempt.cpu_s:.0f} CPU s")
+    for attempt in place_and_route(made, order.device, order.routing, say):
+        result = attempt.result
+        outcome = result.why_not if result.mhz is None else f"{result.mhz:.1f} MHz"
+        say(f"seed {result.seed}: {outcome}, {result.cpu_s:.0f} CPU s")
         attempts.append(attempt)
     return attempts
-
-
-def _report(
-    order: BuildOrder,
-    tools: dict[str, str],
-    made: SynthesisResult,
-    attempts: list[Attempt],
-    activity: SwitchingActivity,
-    proof: NetlistProof,
-) -> BuildReport:
-    graph, folding, device = order.graph, order.folding, order.device
-    best, clock = routed(attempts)[0], median_mhz(attempts)
-    simulated, latency = _simulate(order)
-    return BuildReport(
-        task=order.task,
-        variant=order.variant,
-        graph_sha256=graph.sha256,
-        device=device.name,
-        command=order.command,
-        tools=tools,
-        folding=folding,
-        multipliers_in_use=sum(fold.multipliers for fold in folding.stages.values()),
-        multiplications=graph.multiplications,
-        available=device.resources,
-        estimated=of_graph(graph, folding, device.family),
-        synthesised=made.resources,
-        placed=best.resources,
-        target_mhz=order.target_mhz or device.target_mhz,
-        seeds=tuple(_seed(attempt) for attempt in attempts),
-        median_mhz=clock,
-        best_mhz=best.fmax_mhz,
-        critical_path=best.critical_path,
-        pins=f"Pins: {order.pins.name}." if order.pins else UNCONSTRAINED,
-        stage_cycles=dict(cycles_of(graph, folding)),
-        estimated_cycles=interval(graph, folding),
-        simulated_cycles=simulated,
-        latency_cycles=latency,
-        proof=proof,
-        switching=_switching(activity),
-        energy=energy.estimate(activity, 1, device, clock),
-        synthesis_cpu_s=made.cpu_s,
-    )
 
 
 def run_netlist(
@@ -235,22 +217,6 @@ def _compare(order: BuildOrder, given: Logits, activity: SwitchingActivity, made
         cycles_per_image=float(activity.cycles),
         cells=dict(made.cells),
     )
-
-
-def _switching(activity: SwitchingActivity) -> SwitchingCounts:
-    return SwitchingCounts(
-        inferences=LANES,
-        net_toggles=activity.net_toggles,
-        branch_toggles=activity.branch_toggles,
-        multiplications=activity.multiplications,
-        memory_accesses=activity.memory_accesses,
-    )
-
-
-def _seed(attempt: Attempt) -> SeedResult:
-    if isinstance(attempt, RoutedDesign):
-        return SeedResult(seed=attempt.seed, mhz=attempt.fmax_mhz, cpu_s=attempt.cpu_s)
-    return SeedResult(seed=attempt.seed, mhz=None, why_not=attempt.why, cpu_s=attempt.cpu_s)
 
 
 def _simulate(order: BuildOrder) -> tuple[int, int]:

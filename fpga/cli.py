@@ -15,9 +15,9 @@ from msgspec import Meta
 from fpga.compiler.devices import FpgaDevice, devices
 from fpga.compiler.devices import device as device_of
 from fpga.compiler.folding import Folding, check_folding, cycles_of, format_folding, interval, read_folding
-from fpga.compiler.folding_search import FoundFolding, fastest, slowest_that_keeps_up
+from fpga.compiler.folding_search import fastest, slowest_that_keeps_up
 from fpga.compiler.resource_model import of_graph
-from fpga.compiler.synthesis import ROUTE_CPU_S
+from fpga.compiler.synthesis import ROUTE_CPU_S, RoutingOptions
 from fpga.reports import pages
 from fpga.reports.build_report import read
 from hawkvision.core.advice import advise
@@ -117,10 +117,7 @@ def build(
         images_from=source,
         command=_command(options),
         folder=out or Path(f"fpga-{name}"),
-        seeds=seeds,
-        target_mhz=target_mhz,
-        route_cpu_s=route_cpu_s,
-        pins=pins,
+        routing=RoutingOptions(seeds, target_mhz, route_cpu_s, pins),
     )
     print(f"{order.command}, in {order.folder}", file=sys.stderr)
     report = run(order, lambda line: print(line, file=sys.stderr))
@@ -142,8 +139,8 @@ def fold(
     """Search for a folding and write it to a file that you can edit."""
     graph, chip = _graph(task, variant, model, cache_dir), device_of(device)
     found = _search(graph, chip, rate, mhz)
-    write_atomic(out, format_folding(found.folding))
-    print(_estimated(graph, chip, found.folding, mhz))
+    write_atomic(out, format_folding(found))
+    print(_estimated(graph, chip, found, mhz))
     print(f"written to {out}")
 
 
@@ -211,7 +208,7 @@ def _folding(
     graph: IntegerGraph, device: FpgaDevice, file: Path | None, rate: float | None, mhz: float | None
 ) -> Folding:
     if file is None:
-        return _search(graph, device, rate, mhz).folding
+        return _search(graph, device, rate, mhz)
     if rate is not None:
         raise CompileError("--folding and --rate exclude one another: a folding file has its rate")
     folding = read_folding(file)
@@ -219,7 +216,7 @@ def _folding(
     return folding
 
 
-def _search(graph: IntegerGraph, device: FpgaDevice, rate: float | None, mhz: float | None) -> FoundFolding:
+def _search(graph: IntegerGraph, device: FpgaDevice, rate: float | None, mhz: float | None) -> Folding:
     if rate is None:
         return fastest(graph, device)
     return slowest_that_keeps_up(graph, device, rate, mhz or device.planned_mhz)

@@ -53,7 +53,7 @@ def open_node_backend(
     if kind == "fpga-ref":
         return ReferenceBackend(graph, design)
     if kind == "fpga-sim":
-        folding = design.folding or fastest(graph, device(SIMULATED_DEVICE)).folding
+        folding = design.folding or fastest(graph, device(SIMULATED_DEVICE))
         return SimulatedBackend(graph, replace(design, folding=folding))
     if settings.device is None:
         raise ConfigError(f"{kind}: missing the device's address, udp://HOST:PORT or serial:/dev/NAME")

@@ -91,7 +91,7 @@ class Ecp5Family(DeviceFamily):
         absorb(netlist, top)
 
     def used_resources(self, module: NetlistModule) -> Resources:
-        """See `DeviceFamily.made`; placement adds a few LUTs that pass signals on."""
+        """See `DeviceFamily.used_resources`; placement adds a few LUTs that pass signals on."""
         cells = Counter(cell.type for cell in module.cells.values())
         return Resources(
             luts=sum(cells[cell] * comb for cell, comb in self.comb_of.items()),

@@ -68,22 +68,14 @@ class FpgaDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Clock assumed for planning."""
     target_mhz: Positive
     """Clock that placer and router aim at, slightly above what designs reach."""
-    luts: Count
-    ffs: Count
-    multipliers: Count
-    block_rams: Count
-    large_rams: Count = 0
+    resources: Resources
+    """Everything the device has."""
     core_v: Positive
     core_static_ma: Positive
     auxiliary_v: Positive
     auxiliary_static_ma: Positive
     static_range: tuple[Positive, Positive, Positive]
     """Low, mid, high, as factors of the typical currents."""
-
-    @property
-    def resources(self) -> Resources:
-        """Everything the device has."""
-        return Resources(**{field: getattr(self, field) for field in Resources.__struct_fields__})
 
     @property
     def static_w(self) -> tuple[float, float, float]:

@@ -11,7 +11,6 @@ Part of the look-up tables stays free, because a full device does not route.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
@@ -31,17 +30,7 @@ MAX_FRONT: Final = 200
 """Partial designs kept per number of lanes; beyond it the cheapest are kept, and the search is not exact."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFolding:
-    """A folding and its estimates."""
-
-    folding: Folding
-    cycles: int
-    """Cycles from one image to the next."""
-    resources: Resources
-
-
-def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, mhz: float) -> FoundFolding:
+def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, mhz: float) -> Folding:
     """The cheapest folding that computes `rate` images per second at a clock of `mhz`.
 
     Raises:
@@ -50,15 +39,15 @@ def slowest_that_keeps_up(graph: IntegerGraph, device: FpgaDevice, rate: float, 
     limit, search = int(mhz * 1e6 / rate), _FoldingSearch(graph, device)
     found = search.within(limit)
     if found is None:
-        best = search.fastest()
+        fewest = interval(graph, search.fastest())
         raise CompileError(
             f"{graph.name}: {rate:,.0f} a second at {mhz:g} MHz would need {limit:,} cycles an image or fewer; "
-            f"{device.name} holds no more than what takes {best.cycles:,}: {mhz * 1e6 / best.cycles:,.0f} a second"
+            f"{device.name} holds no more than what takes {fewest:,}: {mhz * 1e6 / fewest:,.0f} a second"
         )
     return found
 
 
-def fastest(graph: IntegerGraph, device: FpgaDevice) -> FoundFolding:
+def fastest(graph: IntegerGraph, device: FpgaDevice) -> Folding:
     """The folding with the fewest cycles per image that the device holds; among equals, the cheapest.
 
     Raises:
@@ -73,8 +62,9 @@ def cost(resources: Resources, device: FpgaDevice) -> float:
     Logic counts in full, as its share of the device, because routing runs out of it. Multipliers and block RAMs exist
     whether they are used or not, and count a tenth.
     """
-    logic = resources.luts / device.luts + resources.ffs / device.ffs
-    blocks = resources.multipliers / device.multipliers + resources.block_rams / device.block_rams
+    whole = device.resources
+    logic = resources.luts / whole.luts + resources.ffs / whole.ffs
+    blocks = resources.multipliers / whole.multipliers + resources.block_rams / whole.block_rams
     return logic + blocks / 10
 
 
@@ -102,15 +92,8 @@ def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFol
                         )
 
 
-@dataclass(frozen=True, slots=True)
-class _StageChoice:
-    """A folding of one stage, for given input lanes."""
-
-    fold: StageFolding
-    cycles: int
-    resources: Resources
-
-
+_StageChoice: TypeAlias = tuple[StageFolding, Resources]
+"""A folding of one stage, and what it takes for given input lanes."""
 _PartialDesign: TypeAlias = tuple[tuple[StageFolding, ...], Resources]
 """The foldings of a graph's first stages, and what they take together."""
 
@@ -120,16 +103,11 @@ class _FoldingSearch:
 
     def __init__(self, graph: IntegerGraph, device: FpgaDevice) -> None:
         self._graph, self._device = graph, device
-        self._budget = Resources(
-            luts=int(device.luts * ROUTABLE[device.family]),
-            ffs=int(device.ffs * ROUTABLE[device.family]),
-            multipliers=device.multipliers,
-            block_rams=device.block_rams,
-            large_rams=device.large_rams,
-        )
+        whole, usable = device.resources, ROUTABLE[device.family]
+        self._budget = msgspec.structs.replace(whole, luts=int(whole.luts * usable), ffs=int(whole.ffs * usable))
         self._choices: dict[tuple[str, int], list[_StageChoice]] = {}
 
-    def fastest(self) -> FoundFolding:
+    def fastest(self) -> Folding:
         stages = self._graph.stages
         limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage, self._device.family)})
         best = self.within(limits[-1])
@@ -145,7 +123,7 @@ class _FoldingSearch:
                 best, high = found, intermediate
         return best
 
-    def within(self, limit: int) -> FoundFolding | None:
+    def within(self, limit: int) -> Folding | None:
         """The cheapest folding of at most `limit` cycles per image; None if the device holds none."""
         graph = self._graph
         if limit < max(input_cycles(graph), graph.classes):
@@ -156,19 +134,19 @@ class _FoldingSearch:
         for stage in graph.stages:
             joined: dict[int, list[_PartialDesign]] = {}
             for lanes, parts in front.items():
-                for choice in self._unbeaten(stage, lanes, limit):
+                for fold, needed in self._unbeaten(stage, lanes, limit):
                     for folds, taken in parts:
-                        resources = taken + choice.resources
+                        resources = taken + needed
                         if resources.fits(self._budget):
-                            joined.setdefault(choice.fold.lanes, []).append(((*folds, choice.fold), resources))
+                            joined.setdefault(fold.lanes, []).append(((*folds, fold), resources))
             front = {lanes: self._front(parts) for lanes, parts in joined.items()}
         parts = [part for found in front.values() for part in found]
         if not parts:
             return None
-        folds, resources = min(parts, key=self._cost)
+        folds, _ = min(parts, key=self._cost)
         folding = Folding(stages=dict(zip((stage.name for stage in graph.stages), folds, strict=True)))
         check_folding(graph, folding)
-        return FoundFolding(folding, interval(graph, folding), resources)
+        return folding
 
     def _cost(self, part: _PartialDesign) -> float:
         return cost(part[1], self._device)
@@ -176,21 +154,21 @@ class _FoldingSearch:
     def _unbeaten(self, stage: ConvStage, lanes: int, limit: int) -> list[_StageChoice]:
         """The choices that no other dominates, per number of output lanes, cheapest first."""
         kept: dict[int, list[_StageChoice]] = {}
-        for choice in self._all(stage, lanes):
-            others = kept.setdefault(choice.fold.lanes, [])
-            if choice.cycles <= limit and not any(other.resources.fits(choice.resources) for other in others):
-                others.append(choice)
+        for fold, needed in self._all(stage, lanes):
+            others = kept.setdefault(fold.lanes, [])
+            if cycles(stage, fold) <= limit and not any(other.fits(needed) for _, other in others):
+                others.append((fold, needed))
         return [choice for choices in kept.values() for choice in choices]
 
     def _all(self, stage: ConvStage, lanes: int) -> list[_StageChoice]:
         known = self._choices.get((stage.name, lanes))
         if known is None:
             known = [
-                _StageChoice(fold, cycles(stage, fold), of_stage(stage, fold, lanes, self._device.family))
+                (fold, of_stage(stage, fold, lanes, self._device.family))
                 for fold in foldings(stage, self._device.family)
                 if lanes % fold.channels == 0 or fold.channels % lanes == 0
             ]
-            known.sort(key=lambda choice: cost(choice.resources, self._device))
+            known.sort(key=lambda choice: cost(choice[1], self._device))
             self._choices[stage.name, lanes] = known
         return known
 

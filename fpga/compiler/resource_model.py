@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -38,41 +38,30 @@ ROM_BIT_COST: Final = 1 / 16
 Weight = Annotated[float, Meta(ge=0)]
 
 
-class LogicBits(msgspec.Struct, frozen=True, kw_only=True):
-    """Amounts of each kind of logic; or, fitted, what one unit of each takes."""
-
-    stage: Weight
-    """Stages: their counters and control."""
-    products: Weight
-    """Bits behind DSP blocks."""
-    table_products: Weight
-    """Bits of partial products made in look-up tables."""
-    tree: Weight
-    """Bits of the adder trees."""
-    sums: Weight
-    """Bits of accumulators."""
-    lanes: Weight
-    """Bits of requantisers, side by side."""
-    table_lanes: Weight
-    """Requantisers whose multiplier is made of look-up tables."""
-    rows: Weight
-    """Bits that the line memory gives to the multipliers in one cycle."""
-    window: Weight
-    """Bits of a whole window kept in registers."""
-    weights: Weight
-    """Bits of weights that are read in one cycle."""
-    table_words: Weight
-    """Bits of weights that are read in one cycle from look-up tables."""
-    distributed: Weight
-    """Blocks of 16 x 4 bits of distributed memory."""
+LogicKind = Literal[
+    "stage",  # stages: their counters and control
+    "products",  # bits behind DSP blocks
+    "table_products",  # bits of partial products made in look-up tables
+    "tree",  # bits of the adder trees
+    "sums",  # bits of accumulators
+    "lanes",  # bits of requantisers, side by side
+    "table_lanes",  # requantisers whose multiplier is made of look-up tables
+    "rows",  # bits that the line memory gives to the multipliers in one cycle
+    "window",  # bits of a whole window kept in registers
+    "weights",  # bits of weights that are read in one cycle
+    "table_words",  # bits of weights that are read in one cycle from look-up tables
+    "distributed",  # blocks of 16 x 4 bits of distributed memory
+]
+Logic: TypeAlias = dict[LogicKind, Weight]
+"""The amount of each kind of logic; or, fitted, what one unit of each takes."""
 
 
 class ResourceWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A family's fitted weights."""
 
     made_by: str
-    luts: LogicBits
-    ffs: LogicBits
+    luts: Logic
+    ffs: Logic
     frame_luts: Weight
     """The input and output streams."""
     frame_ffs: Weight
@@ -122,10 +111,9 @@ def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: Family
     )
 
 
-def weigh(found: LogicBits, weights: LogicBits) -> float:
+def weigh(found: Logic, weights: Logic) -> float:
     """The sum of all kinds, each times its weight."""
-    pairs = zip(msgspec.structs.astuple(found), msgspec.structs.astuple(weights), strict=True)
-    return float(sum(count * weight for count, weight in pairs))
+    return float(sum(count * weights[kind] for kind, count in found.items()))
 
 
 class MemoryUse(msgspec.Struct, frozen=True):
@@ -218,29 +206,28 @@ def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int, family: Famil
     return found
 
 
-def bits(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> LogicBits:
-    """Amounts of each kind of logic in one stage."""
+def bits(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Logic:
+    """The amount of each kind of logic in one stage."""
     return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in, family))
 
 
-def _bits(stage: ConvStage, fold: StageFolding, lanes_in: int, memories: list[MemoryUse]) -> LogicBits:
+def _bits(stage: ConvStage, fold: StageFolding, lanes_in: int, memories: list[MemoryUse]) -> Logic:
     conv, taken = stage.conv, stage.taken
     together, accumulator = fold.taps * fold.channels, conv.accumulator_bits(taken.bits)
     product, levels = conv.weight_bits + taken.bits, (together - 1).bit_length()
     nodes = [(-(-together // 2**level), product + level) for level in range(1, levels + 1)]
-    rows = (1 if fold.taps == 1 else conv.kernel) * max(fold.channels, lanes_in) * taken.bits
     lane = 3 * accumulator + 2 * KEPT_BITS + 2 * MULTIPLIER_BITS if stage.requantise is not None else accumulator
-    return LogicBits(
-        stage=1,
-        products=together * (fold.pe - fold.lut_pe) * product,
-        table_products=together * fold.lut_pe * conv.weight_bits * taken.bits,
-        tree=fold.pe * sum(count * width for count, width in nodes),
-        sums=fold.pe * accumulator,
-        lanes=fold.lanes * lane,
-        table_lanes=fold.lanes if fold.lut_requantise else 0,
-        rows=rows,
-        window=together * taken.bits if fold.taps > conv.kernel else 0,
-        weights=fold.multipliers * conv.weight_bits,
-        table_words=sum(part.logic for part in memories),
-        distributed=sum(part.distributed for part in memories),
-    )
+    return {
+        "stage": 1,
+        "products": together * (fold.pe - fold.lut_pe) * product,
+        "table_products": together * fold.lut_pe * conv.weight_bits * taken.bits,
+        "tree": fold.pe * sum(count * width for count, width in nodes),
+        "sums": fold.pe * accumulator,
+        "lanes": fold.lanes * lane,
+        "table_lanes": fold.lanes if fold.lut_requantise else 0,
+        "rows": (1 if fold.taps == 1 else conv.kernel) * max(fold.channels, lanes_in) * taken.bits,
+        "window": together * taken.bits if fold.taps > conv.kernel else 0,
+        "weights": fold.multipliers * conv.weight_bits,
+        "table_words": sum(part.logic for part in memories),
+        "distributed": sum(part.distributed for part in memories),
+    }

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -46,29 +46,40 @@ class SynthesisResult:
     cpu_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedDesign:
-    """A seed that gave a complete design."""
+class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the placer, as reports have it."""
 
     seed: int
-    fmax_mhz: float
-    """From nextpnr's static timing analysis, at the speed grade's slow corner."""
-    resources: Resources
+    mhz: float | None
+    """From nextpnr's static timing analysis, at the speed grade's slow corner; None if there is no design."""
+    why_not: str | None = None
     cpu_s: float
-    critical_path: tuple[str, ...]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of the placer, what it gave and what exactly was tried; kept beside the netlist."""
+
+    result: SeedResult
+    placed: Resources | None = None
+    """None if there is no design."""
+    critical_path: tuple[str, ...] = ()
     """Cells and wires of the slowest path from register to register, with their delays."""
+    tried: str = ""
+    stopped_at_s: int | None = None
+    """The CPU limit that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
-class FailedRouting:
-    """A seed that gave no design."""
+class RoutingOptions:
+    """How a netlist is placed and routed."""
 
-    seed: int
-    why: str
-    cpu_s: float
-
-
-Attempt = RoutedDesign | FailedRouting
+    seeds: int = 5
+    target_mhz: float | None = None
+    """Clock that the placer aims at; None: the device's usual."""
+    cpu_limit_s: int = ROUTE_CPU_S
+    """CPU seconds of one seed."""
+    pins: Path | None = None
+    """Pin file; None: only the clock has a fixed pin."""
 
 
 def synthesise(
@@ -99,74 +110,49 @@ def synthesise(
 
 
 def place_and_route(
-    made: SynthesisResult,
-    device: FpgaDevice,
-    seeds: Sequence[int],
-    *,
-    target_mhz: float | None = None,
-    cpu_limit_s: int = ROUTE_CPU_S,
-    pins: Path | None = None,
-    say: Say | None = None,
+    made: SynthesisResult, device: FpgaDevice, options: RoutingOptions, say: Say | None = None
 ) -> Iterator[Attempt]:
     """Try the seeds one by one; a routed one leaves `seed<N>.config` (iCE40: `.asc`) beside the netlist.
 
-    The placer aims at `target_mhz`, or at the device's usual clock. Results are kept beside the netlist: placing the
-    same netlist again with the same tool and arguments returns them at once, so an interrupted build continues where it
-    was. A seed that hit its CPU limit is tried again under a higher one.
+    Results are kept beside the netlist: placing the same netlist again with the same tool and arguments returns them at
+    once, so an interrupted build continues where it was. A seed that hit its CPU limit is tried again under a higher
+    one.
 
     Raises:
         CompileError: if nextpnr is missing, or the design is larger than the device.
     """
     _check_fits(made.resources, device)
-    kind, folder = FAMILIES[device.family], made.netlist.parent
+    kind, folder, limit_s = FAMILIES[device.family], made.netlist.parent, options.cpu_limit_s
     tool = find(kind.placer, say)
     version = version_of(kind.placer)
-    placed = pins.read_bytes() if pins else kind.clock_pin(device).encode()
-    (folder / kind.pins).write_bytes(placed)
-    content = made.netlist.read_bytes() + placed
-    for seed in seeds:
-        arguments = kind.route(device, seed, target_mhz or device.target_mhz)
+    pins = options.pins.read_bytes() if options.pins else kind.clock_pin(device).encode()
+    (folder / kind.pins).write_bytes(pins)
+    content = made.netlist.read_bytes() + pins
+    for seed in range(1, options.seeds + 1):
+        arguments = kind.route(device, seed, options.target_mhz or device.target_mhz)
         identity = " ".join([version, *arguments]).encode()
         tried = hashlib.sha256(identity + content).hexdigest()
         kept = folder / f"seed{seed}.done.json"
-        attempt = _read_attempt(kept, tried, cpu_limit_s)
+        attempt = _read_attempt(kept, tried, limit_s)
         if attempt is None:
             kept.unlink(missing_ok=True)  # it described files that are rewritten now
-            ran = run(tool, arguments, cpu_limit_s=cpu_limit_s, folder=folder, title=f"nextpnr seed {seed}")
-            attempt = _attempt(ran, seed, made, device)
+            ran = run(tool, arguments, cpu_limit_s=limit_s, folder=folder, title=f"nextpnr seed {seed}")
+            attempt = msgspec.structs.replace(
+                _attempt(ran, seed, made, device), tried=tried, stopped_at_s=limit_s if ran.stopped_at_limit else None
+            )
             if ran.status >= 0 or ran.stopped_at_limit:  # a killed run may succeed next time
-                _write_attempt(kept, tried, attempt, cpu_limit_s if ran.stopped_at_limit else None)
+                kept.write_bytes(msgspec.json.encode(attempt))
         yield attempt
-
-
-class _SeedRecord(msgspec.Struct):
-    """The result of a seed, and what exactly was tried."""
-
-    tried: str
-    stopped_at_s: int | None = None
-    """The CPU limit that ended it."""
-    routed: RoutedDesign | None = None
-    unrouted: FailedRouting | None = None
 
 
 def _read_attempt(path: Path, tried: str, cpu_limit_s: int) -> Attempt | None:
     """A seed's result on disk. A file of another trial, or one that cannot be read, counts as missing."""
     try:
-        done = msgspec.json.decode(path.read_bytes(), type=_SeedRecord)
+        done = msgspec.json.decode(path.read_bytes(), type=Attempt)
     except (OSError, msgspec.DecodeError):
         return None
-    if done.tried != tried or (done.stopped_at_s or cpu_limit_s) < cpu_limit_s:
-        return None
-    return done.routed or done.unrouted
-
-
-def _write_attempt(path: Path, tried: str, attempt: Attempt, stopped_at_s: int | None) -> None:
-    record = _SeedRecord(tried, stopped_at_s)
-    if isinstance(attempt, RoutedDesign):
-        record.routed = attempt
-    else:
-        record.unrouted = attempt
-    path.write_bytes(msgspec.json.encode(record))
+    same = done.tried == tried and (done.stopped_at_s or cpu_limit_s) >= cpu_limit_s
+    return done if same else None
 
 
 def _check_fits(needed: Resources, device: FpgaDevice) -> None:
@@ -176,90 +162,57 @@ def _check_fits(needed: Resources, device: FpgaDevice) -> None:
             raise CompileError(f"{device.name}: the design needs {want} {field}, but there are {has}; fold it more")
 
 
-class _CellPin(msgspec.Struct):
-    cell: str
-    port: str
-
-
-class _PathStep(msgspec.Struct):
-    delay: float
-    type: str
-    from_: _CellPin = msgspec.field(name="from")
-    to: _CellPin
-
-
-class _TimingPath(msgspec.Struct):
-    from_: str = msgspec.field(name="from")
-    to: str
-    path: list[_PathStep]
-
-
-class _NextpnrReport(msgspec.Struct):
-    """nextpnr's report: of each clock what it `achieved`, of each kind of cell how many are `used`."""
-
-    fmax: dict[str, dict[Literal["achieved", "constraint"], float]]
-    utilization: dict[str, dict[Literal["available", "used"], int]]
-    critical_paths: list[_TimingPath] = []
-
-
 def _attempt(ran: CommandResult, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
     written = made.netlist.parent / f"seed{seed}.json"
     if not ran.succeeded or not written.exists():
-        return FailedRouting(seed, ran.complaint, ran.cpu_s)
-    report = msgspec.json.decode(written.read_bytes(), type=_NextpnrReport)
-    used = {name: entry["used"] for name, entry in report.utilization.items()}
-    placed = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
-    resources = msgspec.structs.replace(made.resources, **placed)
-    fmax = min((clock["achieved"] for clock in report.fmax.values()), default=0.0)
-    return RoutedDesign(seed, fmax, resources, ran.cpu_s, _slowest(report.critical_paths))
+        return Attempt(result=SeedResult(seed=seed, mhz=None, why_not=ran.complaint, cpu_s=ran.cpu_s))
+    report: dict[str, Any] = msgspec.json.decode(written.read_bytes())
+    used = {name: entry["used"] for name, entry in report["utilization"].items()}
+    counts = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
+    mhz = min((clock["achieved"] for clock in report["fmax"].values()), default=0.0)
+    return Attempt(
+        result=SeedResult(seed=seed, mhz=mhz, cpu_s=ran.cpu_s),
+        placed=msgspec.structs.replace(made.resources, **counts),
+        critical_path=_slowest(report.get("critical_paths", [])),
+    )
 
 
-def _slowest(paths: Sequence[_TimingPath]) -> tuple[str, ...]:
-    inside = [path for path in paths if "async" not in path.from_ and "async" not in path.to and path.path]
+def _slowest(paths: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    inside = [path for path in paths if "async" not in path["from"] and "async" not in path["to"] and path["path"]]
     if not inside:
         return ()
-    steps = max(inside, key=lambda path: sum(step.delay for step in path.path)).path
+    steps = max(inside, key=lambda path: sum(step["delay"] for step in path["path"]))["path"]
     return tuple(
-        f"{step.delay:.2f} ns {step.type}: {step.from_.cell}.{step.from_.port} to {step.to.cell}.{step.to.port}"
+        f"{step['delay']:.2f} ns {step['type']}: "
+        + " to ".join(f"{step[end]['cell']}.{step[end]['port']}" for end in ("from", "to"))
         for step in steps
     )
 
 
-def pack(made: SynthesisResult, device: FpgaDevice, best: RoutedDesign, say: Say | None = None) -> Path:
+def pack(made: SynthesisResult, device: FpgaDevice, seed: int, say: Say | None = None) -> Path:
     """Write the bitstream of a routed seed.
 
     Raises:
         CompileError: if the packer is missing or fails.
     """
     kind, folder = FAMILIES[device.family], made.netlist.parent
-    run(find(kind.packer, say), kind.pack(best.seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
+    run(find(kind.packer, say), kind.pack(seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
     return folder / BITSTREAM
 
 
-def routed(attempts: Sequence[Attempt]) -> list[RoutedDesign]:
-    """The routed attempts, fastest first.
+def best_and_median(attempts: Sequence[Attempt]) -> tuple[Attempt, float]:
+    """The attempt with the fastest design, and the median clock of all; one without a design counts as 0 MHz.
 
     Raises:
-        CompileError: if no attempt was routed, with every reason.
+        CompileError: if no attempt or less than half of them gave a design, with every reason.
     """
-    found = [attempt for attempt in attempts if isinstance(attempt, RoutedDesign)]
-    if not found:
-        reasons = "; ".join(attempt.why for attempt in attempts if isinstance(attempt, FailedRouting))
-        raise CompileError(f"no seed led to a routed design: {reasons}")
-    return sorted(found, key=lambda attempt: -attempt.fmax_mhz)
-
-
-def median_mhz(attempts: Sequence[Attempt]) -> float:
-    """The median clock of all seeds; a seed that did not route counts as 0.
-
-    Raises:
-        CompileError: if most seeds did not route.
-    """
-    found = statistics.median(attempt.fmax_mhz if isinstance(attempt, RoutedDesign) else 0.0 for attempt in attempts)
-    if not found:
-        failed = [attempt.why for attempt in attempts if isinstance(attempt, FailedRouting)]
+    median = statistics.median(attempt.result.mhz or 0.0 for attempt in attempts)
+    failed = [attempt.result.why_not or "" for attempt in attempts if attempt.placed is None]
+    if len(failed) == len(attempts):
+        raise CompileError(f"no seed led to a routed design: {'; '.join(failed)}")
+    if not median:
         raise CompileError(
             f"{len(failed)} of {len(attempts)} seeds led to no design, so there is no median clock; fold it more, or "
             f"try more seeds: {'; '.join(failed)}"
         )
-    return found
+    return max(attempts, key=lambda attempt: attempt.result.mhz or 0.0), median

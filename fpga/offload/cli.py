@@ -62,7 +62,7 @@ def plan(
     if report is None and folding is None and built.is_file() and read(built).graph_sha256 == graph.sha256:
         report = built
     design = read_design(graph, report, folding, clock_mhz)
-    chosen, clock_hz = design.folding or fastest(graph, device_of(device)).folding, design.clock_hz or CLOCK_MHZ * 1e6
+    chosen, clock_hz = design.folding or fastest(graph, device_of(device)), design.clock_hz or CLOCK_MHZ * 1e6
     source = (folding or report or Path(f"fastest on an {device}")).name
     service = _measured(graph) if cpu_ms is None else ServiceTime.spread(cpu_ms * 1e-3, SPREAD)
     sizes = graph.input.elements + FRAMING_BYTES, graph.classes * BYTES_PER_LOGIT + FRAMING_BYTES

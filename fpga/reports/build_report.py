@@ -15,22 +15,13 @@ from msgspec import Meta
 
 from fpga.compiler.devices import FamilyName, Resources, devices
 from fpga.compiler.folding import Folding, check_folding, interval, read_folding
+from fpga.compiler.synthesis import SeedResult
 from fpga.reports.energy import EnergyEstimate
 from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 
 Positive = Annotated[float, Meta(gt=0)]
 Cycles = Annotated[int, Meta(ge=1)]
-
-
-class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of the placer."""
-
-    seed: int
-    mhz: float | None
-    """None if the attempt gave no design."""
-    why_not: str | None = None
-    cpu_s: float
 
 
 class NetlistProof(msgspec.Struct, frozen=True, kw_only=True):

