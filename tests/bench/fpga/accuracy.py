@@ -13,9 +13,7 @@ import argparse
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,31 +31,11 @@ from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import emit_variant, weights_of
 from hawkvision.models.datasets import read_images
-from hawkvision.models.manifest import InputSpec, MeasuredAccuracy, Variant, load_labels, load_manifest, models_dir
+from hawkvision.models.manifest import Variant, load_labels, load_manifest, models_dir
 
 WORST_POINTS: Final = 1.0
 BATCH: Final = 500
 MAX_PIXELS: Final = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage on the test images."""
-
-    name: str
-    precision: str
-    file_bytes: int
-    accuracy: MeasuredAccuracy
-    of: str | None
-    """The float network that it was quantised from."""
-    lost_points: float
-    """Accuracy points lost against that network, and half the 95 % interval of this paired difference."""
-    lost_error: float
-    differing: int
-    """Logits that differ from the reference; 0 for a float network."""
-    logits: int
-    image_us: float
-    """Median time of one image on one thread of ONNX Runtime."""
 
 
 def main() -> int:
@@ -68,25 +46,18 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="only so many test images, the first")
     given = parser.parse_args()
     try:
-        stages = measure(given.task, given.data, given.limit)
+        table, failures = measure(given.task, given.data, given.limit)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(stages, Console(width=None if sys.stdout.isatty() else 150))
-    failures = missed(stages)
+    Console(width=None if sys.stdout.isatty() else 150).print(table)
     print("\n".join(failures) or "every goal is met")
     return 1 if failures else 0
 
 
-def missed(stages: Sequence[Stage]) -> list[str]:
-    """Goals that are missed."""
-    datagram = [f"{r.name} loses {r.lost_points:.2f} points" for r in stages if r.lost_points > WORST_POINTS]
-    return datagram + [f"{r.name}: {r.differing} logits differ" for r in stages if r.differing]
-
-
-def measure(task: str, data: Path, limit: int | None = None, models: Path | None = None) -> list[Stage]:
-    """The edge stages of a task, in order."""
-    models = models_dir(models)
+def measure(task: str, data: Path, limit: int | None) -> tuple[Table, list[str]]:
+    """The edge stages of a task, and the goals that they miss."""
+    models = models_dir()
     manifest = load_manifest(task, models)
     images = read_images(data, load_labels(manifest, models))
     chosen = np.flatnonzero(images.is_test)[:limit]
@@ -95,37 +66,32 @@ def measure(task: str, data: Path, limit: int | None = None, models: Path | None
     recipe = tomllib.loads((models / task / "recipe.toml").read_text(encoding="utf-8"))
     of = {twin["name"]: twin["of"] for twin in recipe["quantised"]}
     variants = [variant for name in manifest.cascade.edge for variant in manifest.members(name)]
-    right: dict[str, NDArray[np.bool_]] = {}
-    stages = []
     # Float networks first, because the others are compared with them.
-    for variant, weights in weights_of(
-        task, sorted(variants, key=lambda v: v.name in of), models, None, {}, lambda *_: None
-    ):
+    variants.sort(key=lambda variant: variant.name in of)
+    right: dict[str, NDArray[np.bool_]] = {}
+    failures: list[str] = []
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("stage", "precision", "file KB", "test top-1 %", "95 %", "n", "lost", "logits differing", "µs"):
+        table.add_column(title)
+    for variant, weights in weights_of(task, variants, models, None, {}, lambda *_: None):
         model = emit_variant(task, variant, models, weights)
-        inputs = _inputs(bodies, variant.input)
+        inputs = np.stack([load_input(body, variant.input, max_pixels=MAX_PIXELS)[0] for body in bodies])
         logits, image_us = _infer(model, variant, manifest.classes, inputs)
         right[variant.name] = logits.argmax(axis=1) == labels
-        parent = of.get(variant.name)
-        lost = right[parent].astype(float) - right[variant.name] if parent else np.zeros(len(labels))
-        stages.append(
-            Stage(
-                variant.name,
-                variant.precision,
-                len(weights),
-                measure_accuracy(right[variant.name], images.sha256),
-                parent,
-                100 * float(lost.mean()),
-                196 * float(lost.std(ddof=1)) / len(lost) ** 0.5,
-                _differing(model, inputs, logits) if parent else 0,
-                logits.size,
-                image_us,
-            )
-        )
-    return sorted(stages, key=lambda stage: manifest.cascade.edge.index(stage.name))
-
-
-def _inputs(bodies: Sequence[bytes], spec: InputSpec) -> Pixels:
-    return np.stack([load_input(body, spec, max_pixels=MAX_PIXELS)[0] for body in bodies])
+        lost = differing = ""
+        if parent := of.get(variant.name):
+            points = 100 * (right[parent].astype(float) - right[variant.name])
+            lost = f"{points.mean():+.2f} ± {1.96 * points.std(ddof=1) / len(points) ** 0.5:.2f} against {parent}"
+            count = _differing(model, inputs, logits)
+            differing = f"{count} of {logits.size}"
+            if points.mean() > WORST_POINTS or count:
+                failures.append(f"{variant.name} loses {points.mean():.2f} points, and {count} logits differ")
+        top1 = measure_accuracy(right[variant.name], images.sha256)
+        interval = f"{100 * top1.low:.2f}–{100 * top1.high:.2f}"
+        size, accuracy = f"{len(weights) / 1e3:.0f}", f"{100 * top1.value:.2f}"
+        figures = (size, accuracy, interval, str(top1.n), lost, differing, f"{image_us:.0f}")
+        table.add_row(variant.name, variant.precision, *figures)
+    return table, failures
 
 
 def _infer(model: bytes, variant: Variant, classes: int, inputs: Pixels) -> tuple[Logits, float]:
@@ -141,43 +107,13 @@ def _infer(model: bytes, variant: Variant, classes: int, inputs: Pixels) -> tupl
 
 
 def _differing(model: bytes, inputs: Pixels, logits: Logits) -> int:
+    """Logits that differ from the reference."""
     graph = graph_of(model)
     count = 0
     for i in range(0, len(inputs), BATCH):
         whole = reference.logits(graph, reference.planes(graph, inputs[i : i + BATCH]))
         count += int((whole.astype(np.float32) * np.float32(graph.logit_scale) != logits[i : i + BATCH]).sum())
     return count
-
-
-def show(stages: Sequence[Stage], console: Console) -> None:
-    """Print the results."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (
-        "stage",
-        "precision",
-        "file KB",
-        "test top-1 %",
-        "95 %",
-        "n",
-        "points lost",
-        "logits differing",
-        "µs",
-    ):
-        table.add_column(title)
-    for stage in stages:
-        accuracy = stage.accuracy
-        table.add_row(
-            stage.name,
-            stage.precision,
-            f"{stage.file_bytes / 1e3:.0f}",
-            f"{100 * accuracy.value:.2f}",
-            f"{100 * accuracy.low:.2f}–{100 * accuracy.high:.2f}",
-            str(accuracy.n),
-            "" if stage.of is None else f"{stage.lost_points:+.2f} ± {stage.lost_error:.2f} against {stage.of}",
-            "" if stage.of is None else f"{stage.differing} of {stage.logits}",
-            f"{stage.image_us:.0f}",
-        )
-    console.print(table)
 
 
 if __name__ == "__main__":

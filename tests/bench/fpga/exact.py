@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -44,18 +42,6 @@ MISSING: Final = 0.3
 """Share of missing pixels, in the third that has any."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The result of one way of streaming."""
-
-    name: str
-    images: int
-    logits: int
-    differing: int
-    interval: float | None
-    """Cycles from image to image; None if pauses make them longer."""
-
-
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,14 +57,13 @@ def main() -> int:
         folding = chosen_folding(graph, given.device, given.folding)
         images, tests = load(given.task, given.variant, given.data, given.images)
         began = time.perf_counter()
-        parts = measure(graph, folding, images)
+        table, failures = measure(graph, folding, images)
     except HawkVisionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{given.task} {given.variant} {graph.sha256[:16]}: {len(images):,} images, {tests:,} of the test set")
-    show(parts, interval(graph, folding))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     print(f"{time.perf_counter() - began:.0f} s")
-    failures = missed(parts, interval(graph, folding))
     print("\n".join(failures) or "every goal is met")
     return 1 if failures else 0
 
@@ -92,7 +77,7 @@ def graph_of(task: str, variant: str) -> IntegerGraph:
 def chosen_folding(graph: IntegerGraph, name: str, file: Path | None) -> Folding:
     """The folding of a file, else the fastest that fits the device."""
     if file is None:
-        return fastest(graph, device(name)).folding
+        return fastest(graph, device(name))
     folding = parse_folding(file.read_bytes(), str(file))
     check_folding(graph, folding)
     return folding
@@ -109,54 +94,43 @@ def load(task: str, variant: str, data: Path, most: int) -> tuple[Pixels, int]:
     return pixels, int(read.is_test[order].sum())
 
 
-def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> list[Part]:
-    """Stream all images through the RTL, a third in each way, and compute all of them with the kernel."""
-    simulation = Simulation(graph, folding)
+def measure(graph: IntegerGraph, folding: Folding, images: Pixels) -> tuple[Table, list[str]]:
+    """Stream all images through the RTL, a third in each way, and compute all of them with the kernel.
+
+    Returns a table, and the goals that are missed.
+    """
+    simulation, estimate = Simulation(graph, folding), interval(graph, folding)
     rng = np.random.default_rng(0)
-    ways = [
-        ("without pauses", None, 0.0),
-        ("random pauses", Stalls(96, 96), 0.0),
-        ("and pixels missing", Stalls(96, 96), MISSING),
-    ]
-    parts = []
+    table, failures = Table(box=None, pad_edge=False, header_style="bold"), list[str]()
+    for title in ("streams", "images", "logits", "differing", "cycles an image, simulated", "estimated"):
+        table.add_column(title, justify="left" if title == "streams" else "right")
+
+    def add(name: str, count: int, differing: int, *cycles: str) -> None:
+        table.add_row(name, f"{count:,}", f"{count * graph.classes:,}", f"{differing:,}", *cycles)
+        if differing:
+            failures.append(f"{name}: {differing} logits differ")
+
+    ways = [("without pauses", 0, 0.0), ("random pauses", 96, 0.0), ("and pixels missing", 96, MISSING)]
     for (name, stalls, missing), share in zip(ways, np.array_split(reference.planes(graph, images), 3), strict=True):
-        differing, spent = 0, []
+        differing, spent = 0, list[float]()
         for at in track(range(0, len(share), BATCH), name, console=Console(stderr=True), transient=True):
             batch = share[at : at + BATCH]
             mask = rng.random(batch.shape[:3]) >= missing if missing else None
-            pauses = None if stalls is None else Stalls(stalls.into, stalls.out_of, at)
-            run = simulation.run(batch, mask, stalls=pauses)
+            run = simulation.run(batch, mask, stalls=Stalls(stalls, stalls, at))
             shown = batch if mask is None else reference.filled(graph, batch, mask)
             differing += int((run.logits != reference.logits(graph, shown)).sum())
             if len(batch) > 4:
                 spent.append((run.last_out[-1] - run.last_out[3]) / (len(batch) - 4))
-        measured = float(np.mean(spent)) if stalls is None and spent else None
-        parts.append(Part(name, len(share), len(share) * graph.classes, differing, measured))
-    differing = int(
-        (IntegerKernel(graph).logits(images) != reference.logits(graph, reference.planes(graph, images))).sum()
-    )
-    return [*parts, Part("compiled kernel", len(images), len(images) * graph.classes, differing, None)]
-
-
-def missed(parts: Sequence[Part], estimate: int) -> list[str]:
-    """Goals that are missed."""
-    wrong = [f"{part.name}: {part.differing} logits differ" for part in parts if part.differing]
-    return wrong + [
-        f"{part.name}: {part.interval:,.1f} cycles an image, estimated {estimate:,}"
-        for part in parts
-        if part.interval is not None and abs(part.interval - estimate) > CYCLES_GOAL * estimate
-    ]
-
-
-def show(parts: Sequence[Part], estimate: int) -> None:
-    """Print the results."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("streams", "images", "logits", "differing", "cycles an image, simulated", "estimated"):
-        table.add_column(title, justify="left" if title == "streams" else "right")
-    for part in parts:
-        cycles = ("", "") if part.interval is None else (f"{part.interval:,.1f}", f"{estimate:,}")
-        table.add_row(part.name, f"{part.images:,}", f"{part.logits:,}", f"{part.differing:,}", *cycles)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        if stalls:  # pauses make the cycles more
+            add(name, len(share), differing)
+            continue
+        measured = float(np.mean(spent))
+        add(name, len(share), differing, f"{measured:,.1f}", f"{estimate:,}")
+        if abs(measured - estimate) > CYCLES_GOAL * estimate:
+            failures.append(f"{name}: {measured:,.1f} cycles an image, estimated {estimate:,}")
+    expected = reference.logits(graph, reference.planes(graph, images))
+    add("compiled kernel", len(images), int((IntegerKernel(graph).logits(images) != expected).sum()))
+    return table, failures
 
 
 if __name__ == "__main__":

@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -44,6 +41,7 @@ from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import Pixels
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.onnx_writer import write
+from tests.fpga.small_model import emulated
 from tests.hawkvision.integer.graphs import random_graph
 
 CLOCK_HZ: Final = 120e6
@@ -88,30 +86,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model, folding = Path(folder) / "wide.onnx", Path(folder) / "folding.json"
         model.write_bytes(write(graph))
-        folding.write_bytes(format_folding(found.folding))
-        with emulator(model, folding) as address:
-            run(graph, address, DesignInfo(found.folding, CLOCK_HZ), given)
+        folding.write_bytes(format_folding(found))
+        words = ("--folding", str(folding), "--clock-mhz", f"{CLOCK_HZ / 1e6:g}")
+        with emulated(model, *words) as process:
+            run(graph, process.url, DesignInfo(found, CLOCK_HZ), given)
     return 0
-
-
-@contextmanager
-def emulator(model: Path, folding: Path) -> Iterator[str]:
-    """The address of a device that is none."""
-    words = ("--model", str(model), "--folding", str(folding), "--clock-mhz", f"{CLOCK_HZ / 1e6:g}")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fpga.device.emulator", *words], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            if line.startswith("ready: "):
-                yield line.removeprefix("ready: ").strip()
-                return
-        raise SystemExit("the emulator did not start")
-    finally:
-        process.terminate()
-        process.wait(10)
-        process.stdout.close()
 
 
 def run(graph: IntegerGraph, address: str, build: DesignInfo, given: argparse.Namespace) -> None:

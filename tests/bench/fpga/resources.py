@@ -16,9 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -28,12 +27,13 @@ from scipy.optimize import nnls
 from fpga.compiler.devices import FamilyName, Resources
 from fpga.compiler.emit import TOP, emit
 from fpga.compiler.folding import Folding, StageFolding
-from fpga.compiler.resource_model import TABLES, LogicBits, ResourceWeights, bits, model, of_graph, weigh
+from fpga.compiler.resource_model import TABLES, LogicKind, ResourceWeights, bits, model, of_graph, weigh
 from fpga.compiler.synthesis import synthesise
 from hawkvision.integer.ir import IntegerGraph
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
 
 GOAL: Final = 0.15
+KINDS: Final[tuple[LogicKind, ...]] = get_args(LogicKind)
 
 S = StageFolding
 
@@ -136,10 +136,11 @@ def synthesised(one: Case, family: FamilyName) -> Resources:
 
 def row(one: Case, family: FamilyName) -> NDArray[np.float64]:
     """The graph's bits of each kind, and one frame."""
-    total, lanes = np.zeros(len(LogicBits.__struct_fields__)), one.graph.input.channels
+    total, lanes = np.zeros(len(KINDS)), one.graph.input.channels
     for stage in one.graph.stages:
         fold = one.folding.stages[stage.name]
-        total += msgspec.structs.astuple(bits(stage, fold, lanes, family))
+        found = bits(stage, fold, lanes, family)
+        total += [found[kind] for kind in KINDS]
         lanes = fold.lanes
     return np.append(total, 1.0)
 
@@ -169,15 +170,10 @@ def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: Fami
         fit(cases, [one.luts for one in found], family),
         fit(cases, [made.ffs + gone for made, gone in zip(found, before, strict=True)], family),
     )
-    fields = LogicBits.__struct_fields__
-
-    def named(weights: NDArray[np.float64]) -> LogicBits:
-        return LogicBits(**{name: round(float(weight), 3) for name, weight in zip(fields, weights, strict=False)})
-
     return ResourceWeights(
         made_by=f"python -m tests.bench.fpga.resources --family {family} --write, from {len(cases)} foldings",
-        luts=named(luts),
-        ffs=named(ffs),
+        luts={kind: round(float(weight), 3) for kind, weight in zip(KINDS, luts, strict=False)},
+        ffs={kind: round(float(weight), 3) for kind, weight in zip(KINDS, ffs, strict=False)},
         frame_luts=round(float(luts[-1]), 1),
         frame_ffs=round(float(ffs[-1]), 1),
     )
@@ -187,7 +183,7 @@ def as_toml(model: ResourceWeights) -> str:
     """As `fpga.compiler.resource_model` reads it."""
     head = f'made_by = "{model.made_by}"\nframe_luts = {model.frame_luts}\nframe_ffs = {model.frame_ffs}\n'
     parts = [
-        f"\n[{name}]\n" + "".join(f"{kind} = {weight}\n" for kind, weight in msgspec.structs.asdict(weights).items())
+        f"\n[{name}]\n" + "".join(f"{kind} = {weight}\n" for kind, weight in weights.items())
         for name, weights in (("luts", model.luts), ("ffs", model.ffs))
     ]
     return head + "".join(parts)
@@ -195,9 +191,9 @@ def as_toml(model: ResourceWeights) -> str:
 
 def estimated(one: Case, model: ResourceWeights, family: FamilyName) -> Resources:
     """An estimate with weights that need not be the committed ones."""
-    weights, rules = row(one, family), of_graph(one.graph, one.folding, family)
-    luts = float(weights @ np.append(msgspec.structs.astuple(model.luts), model.frame_luts))
-    ffs = float(weights @ np.append(msgspec.structs.astuple(model.ffs), model.frame_ffs))
+    amounts, rules = row(one, family), of_graph(one.graph, one.folding, family)
+    luts = float(amounts @ [*(model.luts[kind] for kind in KINDS), model.frame_luts])
+    ffs = float(amounts @ [*(model.ffs[kind] for kind in KINDS), model.frame_ffs])
     ffs -= absorbed(one, family)
     return Resources(luts=round(luts), ffs=round(ffs), multipliers=rules.multipliers, block_rams=rules.block_rams)
 
