@@ -252,7 +252,7 @@ def more_after_the_last(changed: onnx.ModelProto) -> None:
         # their product is 1 in 32 bits
         (with_attribute("Conv", "strides", [9, 954437177], 1), r"\(Conv\).* in steps of \(9, 954437177\)"),
         (with_attribute("Conv", "group", 7), r"\(Conv\).* 7 groups"),
-        (with_attribute("Gemm", "transB", 0), r"\(Gemm\).* classes, features"),
+        (with_attribute("Gemm", "transB", 0), r"\(Gemm\).*classes, features"),
         (with_attribute("Gemm", "alpha", 0.5), r"\(Gemm\).* factors"),
         (with_attribute("Flatten", "axis", 2), r"\(Flatten\).* flattened"),
         (with_attribute("Transpose", "perm", [0, 2, 1, 3]), r"\(Transpose\).* a transpose by"),
