@@ -66,7 +66,6 @@ class AddOrder:
     fixed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Inputs of the graph that become constants."""
     tier: TierName | None = None
-    license: str = "unstated"
     given: tuple[str, ...] = ()
     """The words of the command line, for the template in an error."""
 
@@ -115,7 +114,7 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     options = order.kind_options if manifest is None else manifest.options
     opened = task_kind(kind, labels, options)
     built, batch, worst = _converted(order, facts, graph, model, wanted, labels, decoder)
-    variant = _variant(name, order, facts, wanted, built, decoder, quantised=graph.quantised)
+    variant = _variant(name, facts, wanted, built, decoder, quantised=graph.quantised)
     _check_predictions(opened, variant, built)
     fresh = new_manifest(order.task, kind, options, labels, variant)
     new = labels if manifest is None else None
@@ -253,13 +252,13 @@ def _without_floor(variant: Variant) -> Variant:
 
 
 def _variant(
-    name: str, order: AddOrder, facts: OwnerFacts, wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
+    name: str, facts: OwnerFacts, wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
 ) -> Variant:
     return Variant(
         name=name,
         architecture="onnx",
         precision="int8" if quantised else "fp32",
-        license=order.license,
+        license="unstated",
         source=FileSource(file=f"weights/{name}.onnx", sha256=sha256_of(built)),
         input=wanted.spec,
         decoder=decoder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from hawkvision.core.types import Pixels
-from tests.hawkvision.model_zoo.own.small_cnn import Array, SmallCnn
+from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
+from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
+from hawkvision.models.manifest import artifact_path
+from hawkvision.system.onnx_runtime import ort
+from tests.hawkvision.model_zoo.own.small_cnn import LABELS, Array, SmallCnn
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -84,3 +90,23 @@ def save_keras_style(net: SmallCnn, path: Any, side: int) -> None:
     x = graph.node("Add", [x, graph.constant("model/dense/bias", net.bias)], "model/dense/add")
     graph.node("Softmax", [x], "dense", axis=-1)
     graph.save(path, ("input_1", ["unk__1", side, side, 3]), ("dense", ["unk__2", len(net.bias)]))
+
+
+def enter(
+    path: Path, facts: OwnerFacts, labels: Sequence[str] = LABELS, root: Path | None = None, **more: Any
+) -> Added:
+    """The stage of a file, entered in the task `shapes` below `root`, which is the file's folder if none is named."""
+    root = root or path.parent
+    (root / "labels.txt").write_text("\n".join(labels) + "\n\n")
+    order = AddOrder(path=path, task="shapes", labels=root / "labels.txt", facts=facts, **more)
+    return add_model(order, root / "models", root / "cache")
+
+
+def served(root: Path, name: str, pixels: Pixels) -> Array:
+    """The logits as the servers run the stage: one image at a time where the graph takes no more."""
+    session = ort.InferenceSession(str(artifact_path(root / "cache", "shapes", name)))
+    step = session.get_inputs()[0].shape[0]
+    step = step if isinstance(step, int) else len(pixels)
+    return np.concatenate(
+        [session.run(["logits"], {"image": pixels[i : i + step]})[0] for i in range(0, len(pixels), step)]
+    )

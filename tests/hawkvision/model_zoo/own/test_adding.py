@@ -19,7 +19,6 @@ from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
-from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
 from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.own import small_detector
@@ -28,53 +27,18 @@ from tests.hawkvision.model_zoo.own.exports import (
     STD,
     as_keras_takes,
     as_torch_takes,
+    enter,
     save_keras_style,
     save_torch_style,
+    served,
 )
-from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, Array, SmallCnn, shape_images
+from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images
 from tests.hawkvision.model_zoo.own.small_detector import save_yolo_style
 
 TORCH = OwnerFacts(
     scale=1 / 255, mean=MEAN, std=STD, channel_order="rgb", fit="crop", resize=SIDE, interpolation="bilinear"
 )
 KERAS = OwnerFacts(scale=1 / 127.5, mean=[1], std=[1], channel_order="rgb", fit="stretch", interpolation="bilinear")
-
-
-@dataclasses.dataclass(frozen=True)
-class Desk:
-    """Where the owner works."""
-
-    root: Path
-
-    @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "cache"
-
-    @property
-    def labels(self) -> Path:
-        return self.root / "labels.txt"
-
-    def add(self, path: Path, facts: OwnerFacts = TORCH, **more: Any) -> Added:
-        order = AddOrder(path=path, task="shapes", labels=self.labels, facts=facts, **more)
-        return add_model(order, self.models, self.cache)
-
-    def logits(self, name: str, pixels: Pixels) -> Array:
-        """As the servers run it: one image at a time where the graph takes no more."""
-        session = ort.InferenceSession(str(artifact_path(self.cache, "shapes", name)))
-        step = session.get_inputs()[0].shape[0]
-        step = step if isinstance(step, int) else len(pixels)
-        parts = [session.run(["logits"], {"image": pixels[i : i + step]})[0] for i in range(0, len(pixels), step)]
-        return np.concatenate(parts)
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    (tmp_path / "labels.txt").write_text("\n".join(LABELS) + "\n\n")
-    return Desk(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -138,52 +102,58 @@ def with_probabilities(graph: Any) -> None:
     ids=["normalised", "bgr", "one image at a time", "probabilities", "bytes", "as they are"],
 )
 def test_a_stage_of_an_nchw_graph_computes_what_the_graph_computes(
-    facts: OwnerFacts, owner: Callable[[Pixels], Any], change: Callable[[Any], None] | None, desk: Desk, net: SmallCnn
+    facts: OwnerFacts,
+    owner: Callable[[Pixels], Any],
+    change: Callable[[Any], None] | None,
+    tmp_path: Path,
+    net: SmallCnn,
 ) -> None:
-    save_torch_style(net, desk.root / "n.onnx", SIDE)
+    save_torch_style(net, tmp_path / "n.onnx", SIDE)
     if change is not None:
-        edited(desk.root / "n.onnx", change)
-    added = desk.add(desk.root / "n.onnx", facts)
+        edited(tmp_path / "n.onnx", change)
+    added = enter(tmp_path / "n.onnx", facts)
     pixels, _ = shape_images(4, 5)
-    np.testing.assert_allclose(softmax(desk.logits("n", pixels)), softmax(net.logits(owner(pixels))), atol=1e-5)
+    np.testing.assert_allclose(softmax(served(tmp_path, "n", pixels)), softmax(net.logits(owner(pixels))), atol=1e-5)
     assert added.batch == (1 if change is without_free_batch else None)
     assert (added.variant.input.fit, added.variant.input.channel_order) == (facts.fit, facts.channel_order)
 
 
-def test_the_softmax_of_a_keras_graph_is_left_out(desk: Desk, net: SmallCnn) -> None:
-    save_keras_style(net, desk.root / "k.onnx", SIDE)
-    added = desk.add(desk.root / "k.onnx", KERAS)
+def test_the_softmax_of_a_keras_graph_is_left_out(tmp_path: Path, net: SmallCnn) -> None:
+    save_keras_style(net, tmp_path / "k.onnx", SIDE)
+    added = enter(tmp_path / "k.onnx", KERAS)
     pixels, _ = shape_images(4, 5)
     expected = net.logits(as_keras_takes(pixels).transpose(0, 3, 1, 2))
-    np.testing.assert_allclose(desk.logits("k", pixels), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(served(tmp_path, "k", pixels), expected, rtol=1e-4, atol=1e-5)
     assert "Softmax" not in {node.op_type for node in onnx.load(str(added.folder / "weights" / "k.onnx")).graph.node}
 
 
-def test_a_grey_network_sees_the_luminance(desk: Desk) -> None:
+def test_a_grey_network_sees_the_luminance(tmp_path: Path) -> None:
     net = SmallCnn((4, 6), len(LABELS), planes=1)
-    save_torch_style(net, desk.root / "g.onnx", SIDE)
-    edited(desk.root / "g.onnx", lambda graph: setattr(graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1))
+    save_torch_style(net, tmp_path / "g.onnx", SIDE)
+    edited(tmp_path / "g.onnx", lambda graph: setattr(graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 1))
     facts = OwnerFacts(scale=1 / 255, mean=[0.3], std=[0.2], fit="stretch", interpolation="bilinear")
-    desk.add(desk.root / "g.onnx", facts)
+    enter(tmp_path / "g.onnx", facts)
     grey = np.repeat(shape_images(4, 5)[0][..., :1], 3, axis=3)
     taken = ((grey[..., 0][:, None] / 255 - 0.3) / 0.2).astype(np.float32)
-    np.testing.assert_allclose(desk.logits("g", grey), net.logits(taken), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(served(tmp_path, "g", grey), net.logits(taken), rtol=1e-4, atol=1e-4)
 
 
-def test_all_missing_facts_are_asked_for_at_once_with_a_command_to_complete(desk: Desk, net: SmallCnn) -> None:
-    path = desk.root / "n.onnx"
+def test_all_missing_facts_are_asked_for_at_once_with_a_command_to_complete(tmp_path: Path, net: SmallCnn) -> None:
+    path = tmp_path / "n.onnx"
     save_torch_style(net, path, SIDE)
-    words = ["models", "add", str(path), "--task", "shapes", "--models-dir", str(desk.models)]
-    words += ["--cache-dir", str(desk.cache)]
+    labels = tmp_path / "labels.txt"
+    labels.write_text("\n".join(LABELS))
+    words = ["models", "add", str(path), "--task", "shapes", "--models-dir", str(tmp_path / "models")]
+    words += ["--cache-dir", str(tmp_path / "cache")]
     refused = invoke(*words)
     assert refused.exit_code == 1
     message = refused.stderr
     asked = {"--labels", "--scale", "--mean", "--std", "--channel-order", "--fit", "--interpolation"}
     assert {line.split()[0] for line in message.splitlines() if line.startswith("  --")} == asked
     assert "float32 (any, 3, 16, 16) (NCHW)" in message
-    assert not desk.models.exists(), "nothing is written before everything is known"
+    assert not (tmp_path / "models").exists(), "nothing is written before everything is known"
     values = {
-        "LABELS": str(desk.labels), "SCALE": "1/255", "MEAN": "0.485,0.456,0.406", "STD": "0.229,0.224,0.225",
+        "LABELS": str(labels), "SCALE": "1/255", "MEAN": "0.485,0.456,0.406", "STD": "0.229,0.224,0.225",
         "ORDER": "rgb", "FIT": "crop", "METHOD": "bilinear",
     }  # fmt: skip
     template = shlex.split(message.splitlines()[-1])
@@ -194,21 +164,21 @@ def test_all_missing_facts_are_asked_for_at_once_with_a_command_to_complete(desk
     assert "--resize" in refused.stderr, "a crop asks for one more"
     done = invoke(*completed, "--resize", str(SIDE))
     assert done.exit_code == 0, done.output
-    assert load_labels(load_manifest("shapes", desk.models), desk.models) == LABELS
+    assert load_labels(load_manifest("shapes", tmp_path / "models"), tmp_path / "models") == LABELS
 
 
-def test_an_output_that_may_be_probabilities_is_asked_about(desk: Desk, net: SmallCnn) -> None:
+def test_an_output_that_may_be_probabilities_is_asked_about(tmp_path: Path, net: SmallCnn) -> None:
     def squashed(graph: Any) -> None:
         graph.node[-1].output[0] = "scores"
         graph.node.append(helper.make_node("Sigmoid", ["scores"], ["low"]))
         graph.node.append(helper.make_node("Mul", ["low", "half"], ["output"]))
         graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "half"))
 
-    save_torch_style(net, desk.root / "n.onnx", SIDE)
-    edited(desk.root / "n.onnx", squashed)
+    save_torch_style(net, tmp_path / "n.onnx", SIDE)
+    edited(tmp_path / "n.onnx", squashed)
     with pytest.raises(ConfigError, match="--output-meaning"):
-        desk.add(desk.root / "n.onnx")
-    assert desk.add(desk.root / "n.onnx", dataclasses.replace(TORCH, output_meaning="logits")).worst < 1e-4
+        enter(tmp_path / "n.onnx", TORCH)
+    assert enter(tmp_path / "n.onnx", dataclasses.replace(TORCH, output_meaning="logits")).worst < 1e-4
 
 
 def test_a_detector_is_read_by_its_decoder(tmp_path: Path) -> None:
@@ -243,45 +213,47 @@ def test_a_detector_is_read_by_its_decoder(tmp_path: Path) -> None:
     assert added.worst < 1e-4
 
 
-def test_models_of_a_task_make_a_cascade_by_their_cost(desk: Desk, net: SmallCnn) -> None:
+def test_models_of_a_task_make_a_cascade_by_their_cost(tmp_path: Path, net: SmallCnn) -> None:
     large = SmallCnn((48, 64), len(LABELS))
-    save_torch_style(large, desk.root / "large.onnx", SIDE)
-    save_torch_style(net, desk.root / "small.onnx", SIDE)
-    cascade = desk.add(desk.root / "large.onnx").manifest.cascade
+    save_torch_style(large, tmp_path / "large.onnx", SIDE)
+    save_torch_style(net, tmp_path / "small.onnx", SIDE)
+    cascade = enter(tmp_path / "large.onnx", TORCH).manifest.cascade
     assert (cascade.edge, cascade.dc) == (("large",), ("large",))
-    added = desk.add(desk.root / "small.onnx", OwnerFacts(), same_as="large")
+    added = enter(tmp_path / "small.onnx", OwnerFacts(), same_as="large")
     assert (added.manifest.cascade.edge, added.manifest.cascade.dc) == (("small",), ("large",))
     assert added.variant.input == added.manifest.variant("large").input
-    cascade = desk.add(desk.root / "small.onnx", name="second", tier="dc").manifest.cascade
+    cascade = enter(tmp_path / "small.onnx", TORCH, name="second", tier="dc").manifest.cascade
     assert cascade.edge == ("small",)
     assert cascade.dc == ("second", "large"), "the dearest is the reference"
-    again = desk.add(desk.root / "small.onnx", name="second")
+    again = enter(tmp_path / "small.onnx", TORCH, name="second")
     assert again.replaced
     assert again.manifest.cascade == cascade
 
 
-def test_what_was_added_is_built_again_from_the_tasks_folder(desk: Desk, net: SmallCnn) -> None:
-    save_torch_style(net, desk.root / "n.onnx", SIDE)
-    desk.add(desk.root / "n.onnx")
-    content = artifact_path(desk.cache, "shapes", "n").read_bytes()
-    artifact_path(desk.cache, "shapes", "n").unlink()
-    (built,) = build("shapes", models=desk.models, cache=desk.cache)
+def test_what_was_added_is_built_again_from_the_tasks_folder(tmp_path: Path, net: SmallCnn) -> None:
+    save_torch_style(net, tmp_path / "n.onnx", SIDE)
+    enter(tmp_path / "n.onnx", TORCH)
+    content = artifact_path(tmp_path / "cache", "shapes", "n").read_bytes()
+    artifact_path(tmp_path / "cache", "shapes", "n").unlink()
+    (built,) = build("shapes", models=tmp_path / "models", cache=tmp_path / "cache")
     assert built.path.read_bytes() == content
 
 
-def test_an_input_beside_the_image_becomes_a_constant(desk: Desk, net: SmallCnn) -> None:
+def test_an_input_beside_the_image_becomes_a_constant(tmp_path: Path, net: SmallCnn) -> None:
     def with_factor(graph: Any) -> None:
         graph.node[-1].output[0] = "scores"
         graph.node.append(helper.make_node("Mul", ["scores", "factor"], ["output"]))
         graph.input.append(helper.make_tensor_value_info("factor", TensorProto.FLOAT, [1]))
 
-    save_torch_style(net, desk.root / "n.onnx", SIDE)
-    edited(desk.root / "n.onnx", with_factor)
+    save_torch_style(net, tmp_path / "n.onnx", SIDE)
+    edited(tmp_path / "n.onnx", with_factor)
     with pytest.raises(ArtifactError, match=r"expected one input, found 'input' .*'factor'"):
-        desk.add(desk.root / "n.onnx")
-    desk.add(desk.root / "n.onnx", fixed={"factor": [2.0]})
+        enter(tmp_path / "n.onnx", TORCH)
+    enter(tmp_path / "n.onnx", TORCH, fixed={"factor": [2.0]})
     pixels, _ = shape_images(3, 5)
-    np.testing.assert_allclose(desk.logits("n", pixels), 2 * net.logits(as_torch_takes(pixels)), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        served(tmp_path, "n", pixels), 2 * net.logits(as_torch_takes(pixels)), rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -299,15 +271,17 @@ def test_an_input_beside_the_image_becomes_a_constant(desk: Desk, net: SmallCnn)
     ],
 )
 def test_what_cannot_be_added_is_named(
-    change: dict[str, Any], error: type[Exception], says: str, desk: Desk, net: SmallCnn, monkeypatch: Any
+    change: dict[str, Any], error: type[Exception], says: str, tmp_path: Path, net: SmallCnn, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(desk.root / "data"))
-    path = desk.root / "n.onnx"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    path = tmp_path / "n.onnx"
     save_torch_style(net, path, SIDE)
     if "content" in change:
         path.write_bytes(change["content"])
-    desk.labels.write_text("\n".join(change.get("labels", LABELS)))
-    order = AddOrder(path=path, task=change.get("task", "shapes"), labels=desk.labels, facts=change.get("facts", TORCH))
+    (tmp_path / "labels.txt").write_text("\n".join(change.get("labels", LABELS)))
+    order = AddOrder(
+        path=path, task=change.get("task", "shapes"), labels=tmp_path / "labels.txt", facts=change.get("facts", TORCH)
+    )
     with pytest.raises(error, match=says):
-        add_model(order, None, desk.cache)
-    assert not (desk.root / "data").exists()
+        add_model(order, None, tmp_path / "cache")
+    assert not (tmp_path / "data").exists()

@@ -13,13 +13,12 @@ from PIL import Image
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Pixels
-from hawkvision.model_zoo.own.adding import AddOrder, add_model
 from hawkvision.model_zoo.own.checking import Checked, check
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
 from tests.hawkvision.command import invoke
-from tests.hawkvision.model_zoo.own.exports import MEAN, STD, as_torch_takes, save_torch_style
+from tests.hawkvision.model_zoo.own.exports import MEAN, STD, as_torch_takes, enter, save_torch_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images
 
 HEIGHT, WIDTH = 18, 32
@@ -45,20 +44,13 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert cv2.imwrite(str(root / f"{index}.png"), image[..., ::-1])
         rows.append(f"{index}.png,{LABELS[row.argmax()]},{row.max():.6f}")
     (root / "predictions.csv").write_text("\n".join(rows) + "\n")
-    (root / "labels.txt").write_text("\n".join(LABELS))
     return root
 
 
 def added(owned: Path, root: Path, **changed: Any) -> list[str]:
     """The options that name the task."""
     facts: dict[str, Any] = {"scale": 1 / 255, "mean": MEAN, "std": STD, "channel_order": "rgb", "fit": "stretch"}
-    order = AddOrder(
-        path=owned / "net.onnx",
-        task="shapes",
-        labels=owned / "labels.txt",
-        facts=OwnerFacts(**facts | {"interpolation": "bilinear"} | changed),
-    )
-    add_model(order, root / "models", root / "cache")
+    enter(owned / "net.onnx", OwnerFacts(**facts | {"interpolation": "bilinear"} | changed), root=root)
     return ["--task", "shapes", "--models-dir", str(root / "models"), "--cache-dir", str(root / "cache")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hawkvision.core.errors import HawkVisionError
-from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.model_zoo.own.graphs.parity import sample_pixels
-from hawkvision.models.manifest import artifact_path
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
-from tests.hawkvision.model_zoo.own.exports import as_torch_takes, save_torch_style
+from tests.hawkvision.model_zoo.own.exports import as_torch_takes, enter, save_torch_style, served
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, Array, SmallCnn
 
 FACTS = OwnerFacts(
@@ -44,15 +43,7 @@ def changed(exported: bytes, path: Path, change: Change) -> Path:
 
 
 def add(path: Path, labels: tuple[str, ...] = LABELS, **facts: Any) -> Added:
-    (path.parent / "labels.txt").write_text("\n".join(labels))
-    said = {name: getattr(FACTS, name) for name in FACTS.__dataclass_fields__} | facts
-    order = AddOrder(path=path, task="odd", labels=path.parent / "labels.txt", facts=OwnerFacts(**said))
-    return add_model(order, path.parent / "models", path.parent / "cache")
-
-
-def served(added: Added, root: Path, pixels: Pixels) -> Array:
-    session = ort.InferenceSession(str(artifact_path(root / "cache", "odd", added.variant.name)))
-    return np.concatenate([session.run(["logits"], {"image": pixels[i : i + 1]})[0] for i in range(len(pixels))])
+    return enter(path, replace(FACTS, **facts), labels)
 
 
 def owners(path: Path, taken: Array, name: str | None = None) -> Array:
@@ -106,7 +97,7 @@ def test_a_quantised_graph_is_compared_on_the_numbers_that_it_gets(
     assert added.batch == batch
     assert added.variant.precision == "int8"
     pixels = sample_pixels(SIDE, SIDE)
-    np.testing.assert_allclose(served(added, tmp_path, pixels), owners(path, as_torch_takes(pixels)), atol=0.2)
+    np.testing.assert_allclose(served(tmp_path, "q", pixels), owners(path, as_torch_takes(pixels)), atol=0.2)
 
 
 def without_output_shape(model: Any) -> None:
@@ -126,7 +117,8 @@ def test_an_output_of_any_shape_becomes_logits(change: Change, exported: bytes, 
     path = changed(exported, tmp_path / "n.onnx", change)
     pixels = sample_pixels(SIDE, SIDE)
     expected = softmax(owners(path, as_torch_takes(pixels)))
-    np.testing.assert_allclose(softmax(served(add(path), tmp_path, pixels)), expected, atol=1e-5)
+    add(path)
+    np.testing.assert_allclose(softmax(served(tmp_path, "n", pixels)), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(), ("n",), ("n", "k")])
@@ -140,7 +132,8 @@ def test_one_logit_of_any_shape_is_that_of_the_second_label(
     path = changed(exported, tmp_path / "n.onnx", change)
     pixels = sample_pixels(SIDE, SIDE)
     logits = owners(path, as_torch_takes(pixels)).reshape(-1)
-    found = softmax(served(add(path, ("other", "cat")), tmp_path, pixels))
+    add(path, ("other", "cat"))
+    found = softmax(served(tmp_path, "n", pixels))
     np.testing.assert_allclose(found[:, 1], 1 / (1 + np.exp(-logits)), atol=1e-5)
 
 
@@ -150,7 +143,8 @@ def test_a_tensor_inside_the_graph_serves_as_output(exported: bytes, tmp_path: P
     with pytest.raises(HawkVisionError, match=r"made by ArgMax: .*`--outputs scores` uses"):
         add(path)
     pixels = sample_pixels(SIDE, SIDE)
-    found = served(add(path, outputs=("scores",)), tmp_path, pixels)
+    add(path, outputs=("scores",))
+    found = served(tmp_path, "n", pixels)
     np.testing.assert_array_equal(found.argmax(axis=1), owners(path, as_torch_takes(pixels)).reshape(-1))
 
 
@@ -235,7 +229,7 @@ def test_labels_that_nobody_could_ask_for_are_refused(text: str, says: str, expo
     (tmp_path / "l.txt").write_text(text, encoding="utf-8")
     with pytest.raises(HawkVisionError, match=says):
         add_model(
-            AddOrder(path=path, task="odd", labels=tmp_path / "l.txt", facts=FACTS), tmp_path / "m", tmp_path / "c"
+            AddOrder(path=path, task="shapes", labels=tmp_path / "l.txt", facts=FACTS), tmp_path / "m", tmp_path / "c"
         )
 
 
@@ -243,10 +237,10 @@ def test_a_stage_that_cannot_be_written_whole_leaves_the_old_one(exported: bytes
     path = changed(exported, tmp_path / "n.onnx", lambda model: None)
     add(path)
     kept = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file != path}
-    manifest = tmp_path / "models" / "odd" / "manifest.toml"
+    manifest = tmp_path / "models" / "shapes" / "manifest.toml"
     replaced = changed(exported, path, ends_in(helper.make_node("Neg", ["scores"], ["output"])))
     content = manifest.read_bytes()
-    built = tmp_path / "cache" / "models" / "odd" / "n.onnx"
+    built = tmp_path / "cache" / "models" / "shapes" / "n.onnx"
     built.unlink()
     built.mkdir()  # so that it cannot be replaced by a file
     with pytest.raises(HawkVisionError, match="cannot write"):

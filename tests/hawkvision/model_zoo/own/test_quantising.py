@@ -15,12 +15,11 @@ from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.integer import reference
 from hawkvision.integer.artifact import graph_of
-from hawkvision.model_zoo.own.adding import AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.model_zoo.own.quantising import Quantised, QuantiseOrder, quantise
 from hawkvision.models.manifest import Precision, artifact_path
 from tests.hawkvision.command import invoke
-from tests.hawkvision.model_zoo.own.exports import as_keras_takes, save_keras_style
+from tests.hawkvision.model_zoo.own.exports import as_keras_takes, enter, save_keras_style
 from tests.hawkvision.model_zoo.own.small_cnn import LABELS, SIDE, SmallCnn, shape_images, write_folder
 
 
@@ -33,10 +32,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net.train(np.ascontiguousarray(as_keras_takes(images).transpose(0, 3, 1, 2)), labels, 3)
     save_keras_style(net, root / "net.onnx", SIDE)
     write_folder(root / "images", *shape_images(500, 1))
-    (root / "labels.txt").write_text("\n".join(LABELS))
     facts = OwnerFacts(scale=1 / 127.5, mean=[1], std=[1], channel_order="rgb", fit="stretch", interpolation="bilinear")
-    order = AddOrder(path=root / "net.onnx", task="shapes", labels=root / "labels.txt", facts=facts)
-    add_model(order, root / "models", root / "cache")
+    enter(root / "net.onnx", facts)
     return root
 
 
@@ -110,12 +107,8 @@ def test_every_layer_without_an_integer_form_is_named_before_anything_is_done(tm
         [numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    (tmp_path / "labels.txt").write_text("\n".join(LABELS))
     facts = OwnerFacts(scale=1, mean=[0], std=[1], channel_order="rgb", fit="stretch", interpolation="bilinear")
-    add_model(
-        AddOrder(path=tmp_path / "m.onnx", task="shapes", labels=tmp_path / "labels.txt", facts=facts),
-        tmp_path / "models", tmp_path / "cache",
-    )  # fmt: skip
+    enter(tmp_path / "m.onnx", facts)
     with pytest.raises(CompileError) as refused:
         quantise(
             QuantiseOrder("shapes", "m", tmp_path / "no such folder", "w8a8"), tmp_path / "models", tmp_path / "cache"
