@@ -170,11 +170,11 @@ class World:
         for path, datagram in self.sender.poll(now):
             self._up(path, datagram)
         while self.sender.answered:
-            answer = self.sender.answered.popleft()
-            asked = self.asked[answer.image]
-            assert asked.answered_at is None, f"seed {self.seed}: image {answer.image} was answered twice"
-            asked.answered_at, asked.status, asked.body = now, answer.status, answer.body
-            self.when_answered(answer.image)
+            number, status, body = self.sender.answered.popleft()
+            asked = self.asked[number]
+            assert asked.answered_at is None, f"seed {self.seed}: image {number} was answered twice"
+            asked.answered_at, asked.status, asked.body = now, status, body
+            self.when_answered(number)
         self._wake["client"] = max(self.sender.next_timer(now), now + TICK_S)
 
     def _flush_server(self) -> None:

@@ -25,7 +25,6 @@ from hawkvision.transport.client.encoding_plan import (
     Image,
     LosslessPlanner,
     Planner,
-    link_state,
     plain_bytes,
     prepare_off_loop,
     spare_ratio,
@@ -271,13 +270,13 @@ class DatagramLink:
             plan = plan if parity is None else replace(plan, parity=parity)
         self._plan = plan
         room, side = fragment_room(request.meta), client.useful_side
-        prepared = await prepare_off_loop(image, plan, side, room, may_reframe=True, lossless=lossless)
-        if not prepared.header:
-            return prepared.coded
-        number = connection.registered(prepared.header)
+        coded, header = await prepare_off_loop(image, plan, side, room, may_reframe=True, lossless=lossless)
+        if not header:
+            return coded
+        number = connection.registered(header)
         if number is None:
-            return (await prepare_off_loop(image, plan, side, room, may_reframe=False, lossless=lossless)).coded
-        return replace(prepared.coded, format=replace(prepared.coded.format, tables=number))
+            return (await prepare_off_loop(image, plan, side, room, may_reframe=False, lossless=lossless))[0]
+        return replace(coded, format=replace(coded.format, tables=number))
 
     def _planned(self, connection: Connection, image: Image, deadline_s: float | None) -> Plan:
         """The plan for an image now; a small one if its deadline is past, or if the link may have become slow."""
@@ -286,7 +285,7 @@ class DatagramLink:
         spare = spare_ratio(plain_s, deadline_s, client.rtt_s() or 0.0, self._answer_s)
         if deadline_s == 0.0 or (deadline_s is not None and client.behind):
             spare = min(spare, SMALL_RATIO)
-        plan = self._planner.plan(link_state(client), spare, asyncio.get_running_loop().time())
+        plan = self._planner.plan(client.loss(), spare, asyncio.get_running_loop().time())
         quick = SMALL_RATIO * plain_s <= PARITY_SPREAD_S and not _is_silent(client)
         if spare <= SMALL_RATIO and quick and self._in_progress <= MAX_DOUBLED:
             # A burst of loss can take so few fragments all at once, but not twice as many, spread over time.

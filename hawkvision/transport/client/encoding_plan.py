@@ -26,10 +26,10 @@ from hawkvision.transport.coding.rate_fec_control import (
     FINE,
     FINE_SIZE,
     SELDOM,
-    FecLinkState,
     choose,
     incomplete_probability,
 )
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.protocol.frames import MAX_META, fragment_room
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
 from hawkvision.transport.protocol.wire import MAX_NACKS, REPAIR_GROWTH
@@ -67,18 +67,10 @@ LOWER_MIN: Final = 0.005
 """A clearly lower value is lower even when multiplied by the first and increased by the second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """An image as it is sent, and the JPEG header that the peer must know (empty: none)."""
-
-    coded: Coded
-    header: bytes = b""
-
-
 def prepare(
     image: Image, plan: Plan, useful_side: int, room: int, *, may_reframe: bool = True, lossless: bool = False
-) -> Prepared:
-    """An image as fragments.
+) -> tuple[Coded, bytes]:
+    """An image as fragments, and the JPEG header that the peer must know (empty: none).
 
     Small images travel unchanged, unless not every node reads their format. JPEGs with restart segments are cut along
     them, unless the plan asks for a lower quality or the image is larger than useful. All others are decoded, scaled so
@@ -98,19 +90,19 @@ def prepare(
         BadField: if pixels are not uint8 (height, width, 3).
     """
     if not isinstance(image, bytes):
-        return Prepared(encode(_shrunk(checked_pixels(image), useful_side), plan, room))
+        return encode(_shrunk(checked_pixels(image), useful_side), plan, room), b""
     header = probe(image)
     if lossless or (header.format.native and len(image) <= SMALL_FRAGMENTS * room):
         as_it_is = opaque(image, plan.parity, room)
         if as_it_is is not None:
-            return Prepared(as_it_is)
+            return as_it_is, b""
         if lossless:
             raise TooLarge(f"the image has {len(image)} bytes; at most {MAX_SYMBOLS * room} travel unchanged")
     if may_reframe and min(header.width, header.height) <= useful_side:
         cut = reframe(image, plan.parity, room)
         if cut is not None and (plan.quality >= FINE or cut[0].format.quality <= plan.quality):
-            return Prepared(*cut)
-    return Prepared(encode_anew(image, plan, useful_side, room))
+            return cut
+    return encode_anew(image, plan, useful_side, room), b""
 
 
 def encode_anew(image: bytes, plan: Plan, useful_side: int, room: int) -> Coded:
@@ -201,20 +193,20 @@ class Planner:
         self._loss: _PeakHold | None = None
         self._burst: _PeakHold | None = None
 
-    def plan(self, measured: FecLinkState, spare: float, now: float) -> Plan:
+    def plan(self, measured: LossEstimate, spare: float, now: float) -> Plan:
         """The plan for a link with this loss at `now`."""
         return choose(self.held(measured, now), spare)
 
-    def held(self, measured: FecLinkState, now: float) -> FecLinkState:
+    def held(self, measured: LossEstimate, now: float) -> LossEstimate:
         """The loss that plans assume; unknown before the first measurement."""
         if self._loss is None or self._burst is None:
             if not measured.known:
                 return measured
-            self._loss, self._burst = _PeakHold(measured.loss), _PeakHold(measured.burst)
+            self._loss, self._burst = _PeakHold(measured.ratio), _PeakHold(measured.burst)
         elif measured.known:
-            self._loss.update(measured.loss, now)
+            self._loss.update(measured.ratio, now)
             self._burst.update(measured.burst, now)
-        return FecLinkState(self._loss.value, self._burst.value, known=True)
+        return LossEstimate(self._loss.value, self._burst.value, known=True)
 
 
 class _PeakHold:
@@ -239,7 +231,7 @@ class _PeakHold:
 
 async def prepare_off_loop(
     image: Image, plan: Plan, side: int, room: int, *, may_reframe: bool, lossless: bool
-) -> Prepared:
+) -> tuple[Coded, bytes]:
     """`prepare`, on a thread if the image is large."""
     if isinstance(image, bytes):
         large = len(image) > INLINE_BYTES or probe(image).pixels > INLINE_PIXELS
@@ -284,7 +276,7 @@ class LosslessPlanner:
 
     def _parity(self, may_miss: float, plan: Plan, size: int, deadline_s: float) -> float | None:
         """One of `PARITY_STEPS`, or the plan's own; losses of different rounds count as independent."""
-        link, rtt_s = link_state(self.connection), self.connection.rtt_s()
+        link, rtt_s = self.connection.loss(), self.connection.rtt_s()
         if not link.known or rtt_s is None:
             return None
         k = -(-size // fragment_room(bytes(MAX_META)))
@@ -303,7 +295,7 @@ class LosslessPlanner:
         if transmission_s <= max_s:
             spread_s = PARITY_SPREAD_S if link.burst > BURSTY else 0.0
             rounds = repairs(left_s - transmission_s - spread_s, self.connection.repair_s())
-            if rounds and k * link.loss ** (1 + rounds) <= may_miss:
+            if rounds and k * link.ratio ** (1 + rounds) <= may_miss:
                 return little
         return plan.parity if not plan.base and plan.quality >= FINE and suffices(plan.parity) else None
 
@@ -311,9 +303,3 @@ class LosslessPlanner:
         if math.ceil(k * (1.0 + parity)) > MAX_SYMBOLS:
             return math.inf
         return self.connection.spare_s(math.ceil(size * (1.0 + parity)) + self.connection.queued_bytes)
-
-
-def link_state(connection: ClientConnection) -> FecLinkState:
-    """The measured loss of a connection."""
-    estimate = connection.loss()
-    return FecLinkState(estimate.ratio, estimate.burst, estimate.known)

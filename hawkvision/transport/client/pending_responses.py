@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.transport.client.sender import Sender
@@ -24,23 +23,18 @@ class ConnectionLost(HawkVisionError):
     code = "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    future: asyncio.Future[tuple[Status, bytes]]
-    on_interim: Callable[[bytes], None]
-
-
 class PendingResponses:
     """The pending responses; the sender bounds their number."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, tuple[asyncio.Future[tuple[Status, bytes]], Callable[[bytes], None]]] = {}
+        """By image: the future response, and what takes interim ones."""
         self._fewer = asyncio.Event()
 
     def add(self, number: int, on_interim: Callable[[bytes], None]) -> asyncio.Future[tuple[Status, bytes]]:
         """The future response to an image; `on_interim` takes what comes before it."""
         future: asyncio.Future[tuple[Status, bytes]] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(future, on_interim)
+        self._pending[number] = (future, on_interim)
         return future
 
     def remove(self, number: int) -> bool:
@@ -61,28 +55,30 @@ class PendingResponses:
     def deliver(self, sender: Sender) -> None:
         """Deliver the responses that a sender has received."""
         while sender.interims:
-            interim = sender.interims.popleft()
-            pending = self._pending.get(interim.image)
+            number, body = sender.interims.popleft()
+            pending = self._pending.get(number)
             if pending is not None:
+                _, on_interim = pending
                 try:
-                    pending.on_interim(interim.body)
+                    on_interim(body)
                 except Exception:  # it must not hold up the next image's response
                     log.exception("an interim response could not be handled")
         while sender.answered:
-            answer = sender.answered.popleft()
-            pending = self._pending.pop(answer.image, None)
-            if pending is not None and not pending.future.done():
+            number, status, body = sender.answered.popleft()
+            pending = self._pending.pop(number, None)
+            if pending is not None and not pending[0].done():
+                future, _ = pending
                 try:
-                    pending.future.set_result((Status(answer.status), answer.body))
+                    future.set_result((Status(status), body))
                 except ValueError:
-                    pending.future.set_exception(ConnectionLost(f"answer status {answer.status} is not known"))
+                    future.set_exception(ConnectionLost(f"answer status {status} is not known"))
             self._fewer.set()
 
     def fail(self, why: str) -> None:
         """Fail all pending responses, because the connection has ended."""
-        for pending in self._pending.values():
-            if not pending.future.done():
-                pending.future.set_exception(ConnectionLost(why))
-                pending.future.exception()  # taken, in case that nobody waits
+        for future, _ in self._pending.values():
+            if not future.done():
+                future.set_exception(ConnectionLost(why))
+                future.exception()  # taken, in case that nobody waits
         self._pending.clear()
         self._fewer.set()

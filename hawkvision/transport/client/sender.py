@@ -1,6 +1,6 @@
 """The sending end: images out as fragments, responses in. Sans-I/O.
 
-    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► response parts ─► `ImageResponse`
+    submit ─► queue of fragments ─► paths, each at its own rate ─► … ─► response parts ─► `answered`
                     ▲                                     │
                     └── repair: the receiver's NACK, or reports that leave fewer than k fragments alive
 
@@ -17,7 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from hawkvision.core.clock import Deadline
 from hawkvision.transport.coding.image_coding import Coded
@@ -39,13 +39,8 @@ from hawkvision.transport.protocol.frames import (
 from hawkvision.transport.protocol.packet_protection import Header
 from hawkvision.transport.protocol.wire import MAX_DATAGRAM, OVERHEAD, WireError
 
-
-@dataclass(frozen=True, slots=True)
-class FragmentId:
-    """The fragment that a datagram carries."""
-
-    image: int
-    index: int
+FragmentId: TypeAlias = tuple[int, int]
+"""The fragment that a datagram carries: the image's number and the fragment's index."""
 
 
 @dataclass(slots=True)
@@ -102,23 +97,6 @@ PARITY_SPREAD_S: Final = 0.02
 """From the data to the last parity fragment on a bursty link; outages of radio links take 10 to 20 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageResponse:
-    """The response to an image: a status number of `WIRE.md` §6, and its body."""
-
-    image: int
-    status: int
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class InterimReceived:
-    """An interim response to an image."""
-
-    image: int
-    body: bytes
-
-
 class _Queued(NamedTuple):
     """A tuple, because the heap compares entries four times per datagram."""
 
@@ -133,9 +111,10 @@ class Sender:
 
     def __init__(self, channel: Channel[FragmentId]) -> None:
         self.channel = channel
-        self.answered: deque[ImageResponse] = deque()
-        self.interims: deque[InterimReceived] = deque(maxlen=MAX_IMAGES)
-        """If nobody takes them, the oldest are dropped."""
+        self.answered: deque[tuple[int, int, bytes]] = deque()
+        """Responses: the image's number, a status of `WIRE.md` §6, and the body."""
+        self.interims: deque[tuple[int, bytes]] = deque(maxlen=MAX_IMAGES)
+        """Interim responses: the image's number and the body. If nobody takes them, the oldest are dropped."""
         self._images: dict[int, OutgoingImage] = {}
         self._queue: list[_Queued] = []  # a heap; each fragment is in it at most once
         self._cancels: deque[int] = deque(maxlen=MAX_IMAGES)
@@ -223,7 +202,7 @@ class Sender:
     def answer(self, number: int, status: int, body: bytes) -> None:
         """Take a response that came by the stream; the first one counts."""
         if self._images.pop(number, None) is not None:
-            self.answered.append(ImageResponse(number, status, body))
+            self.answered.append((number, status, body))
 
     def poll(self, now: float) -> Iterator[tuple[int, bytes]]:
         """The datagrams to send now, each with its path."""
@@ -298,7 +277,7 @@ class Sender:
             image.number, image.template, coded.format, index, left, round(rest_s * 1e3), image.meta,
             coded.symbols[index],
         )  # fmt: skip
-        return self.channel.send(path, encode(frame), now, FragmentId(image.number, index))
+        return self.channel.send(path, encode(frame), now, (image.number, index))
 
     def _take(self, frame: Frame, now: float) -> None:
         match frame:
@@ -308,7 +287,7 @@ class Sender:
                 image = self._images.get(number)
                 if image is not None and count > image.latest_interim:
                     image.latest_interim = count
-                    self.interims.append(InterimReceived(number, body))
+                    self.interims.append((number, body))
             case Nack(number, asked):
                 image = self._images.get(number)
                 if image is None:
@@ -346,14 +325,14 @@ class Sender:
         """Update fragments from reports and timeouts, and repair their images."""
         touched: set[int] = set()
         for places, delivered in ((self.channel.delivered, True), (self.channel.lost, False)):
-            for place in places:
-                image = self._images.get(place.image)
+            for number, index in places:
+                image = self._images.get(number)
                 if image is None:
                     continue
-                fragment = image.fragments[place.index]
+                fragment = image.fragments[index]
                 fragment.flying = max(0, fragment.flying - 1)
                 fragment.delivered = fragment.delivered or delivered
-                touched.add(place.image)
+                touched.add(number)
             places.clear()
         for number, image in self._images.items():
             if number in touched or image.repair_at <= now:

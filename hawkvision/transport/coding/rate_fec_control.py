@@ -19,13 +19,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.transport.coding.image_coding import BASE_PORTION, Plan
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.protocol.image_format import MAX_SYMBOLS
 
 QUALITIES: Final = (90, 80, 70, 50, 30, 14)
@@ -66,22 +66,7 @@ _PRIOR: Final = ((0.5, 0.01, 1.0), (0.2, 0.1, 1.5), (0.15, 0.2, 4.0), (0.1, 0.35
 """Weight, loss and burst of the links that stand for an unknown one."""
 
 
-@dataclass(frozen=True, slots=True)
-class FecLinkState:
-    """The loss of a link.
-
-    Attributes:
-        loss: share of datagrams that are lost, 0..1.
-        burst: mean length of a run of lost datagrams, at least 1.
-        known: whether enough datagrams were reported for `loss` and `burst` to mean anything.
-    """
-
-    loss: float
-    burst: float
-    known: bool
-
-
-def choose(state: FecLinkState, spare_ratio: float | None, plain_fragments: int = PLAIN_FRAGMENTS) -> Plan:
+def choose(state: LossEstimate, spare_ratio: float | None, plain_fragments: int = PLAIN_FRAGMENTS) -> Plan:
     """How to send the next image over this link.
 
     Args:
@@ -92,7 +77,7 @@ def choose(state: FecLinkState, spare_ratio: float | None, plain_fragments: int 
             lowest quality, without parity.
         plain_fragments: of an image at quality 85, where the caller knows its images.
     """
-    links = ((1.0, state.loss, state.burst),) if state.known else _PRIOR
+    links = ((1.0, state.ratio, state.burst),) if state.known else _PRIOR
     ratio = UNKNOWN_SPARE if spare_ratio is None else max(spare_ratio, 0.0)
     most = min(int(plain_fragments * min(ratio, MAX_SPARE)), MAX_SYMBOLS)
     # Rounded to a few hundred states, so that small changes of the estimates hit the cache.
@@ -104,54 +89,45 @@ def _rounded(loss: float, burst: float) -> tuple[float, float]:
     return round(min(max(loss, _LEAST_LOSS), 0.95), 2), round(2 * burst) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    plan: Plan
-    drop: float
-    k: int
-    n: int
-    base_k: int
-
-
 @functools.lru_cache(maxsize=256)
 def _chosen(links: tuple[tuple[float, float, float], ...], most: int, plain_fragments: int) -> Plan:
     lost = np.sum([weight * _lost(most, loss, burst) for weight, loss, burst in links], 0)
     best, least = Plan(QUALITIES[-1], 0.0), math.inf
-    for candidate in _candidates(most, plain_fragments):
-        n, fewer = candidate.n, np.arange(candidate.n - candidate.k + 1, candidate.n + 1)
+    for plan, drop, k, n, base_k in _candidates(most, plain_fragments):
+        fewer = np.arange(n - k + 1, n + 1)
         holes = _cost(fewer / n, _HOLES)
-        if candidate.base_k:
-            holes = np.where(n - fewer >= candidate.base_k, _cost(fewer / n, _BASED_HOLES), holes)
+        if base_k:
+            holes = np.where(n - fewer >= base_k, _cost(fewer / n, _BASED_HOLES), holes)
         chances = lost[n, fewer]
-        expected = candidate.drop + float(chances @ holes) * (1 - candidate.drop) + n * _FRAGMENT
+        expected = drop + float(chances @ holes) * (1 - drop) + n * _FRAGMENT
         expected += _OFTEN * (float(chances.sum()) > SELDOM)
         if expected < least:
-            best, least = candidate.plan, expected
+            best, least = plan, expected
     return best
 
 
-def _candidates(most: int, plain_fragments: int) -> Iterator[_Candidate]:
-    """The possible plans of a typical image within `fragments`."""
+def _candidates(most: int, plain_fragments: int) -> Iterator[tuple[Plan, float, int, int, int]]:
+    """The possible plans of a typical image within `most` fragments: drop, k, n and the base image's k of each."""
     for quality, size, drop in zip(QUALITIES, SIZES, _DROPS, strict=True):
         k = max(1, round(plain_fragments * size))
         for n in range(k, most + 1):
             parity = (n - k) / k
-            yield _Candidate(Plan(quality, parity), drop, k, n, 0)
+            yield Plan(quality, parity), drop, k, n, 0
             base_k = math.ceil(n * BASE_PORTION)
             if base_k > _BASE:
                 based_k = math.ceil(k / (1 - _BASE / base_k))
                 based_n = based_k + math.ceil(based_k * parity - 1e-9)
                 if based_n <= most:
-                    yield _Candidate(Plan(quality, parity, base=True), drop, based_k, based_n, base_k)
+                    yield Plan(quality, parity, base=True), drop, based_k, based_n, base_k
 
 
 def _cost(shares: NDArray[np.float64], table: tuple[tuple[float, ...], tuple[float, ...]]) -> NDArray[np.float64]:
     return np.asarray(np.interp(shares, *table))
 
 
-def incomplete_probability(k: int, n: int, state: FecLinkState) -> float:
+def incomplete_probability(k: int, n: int, state: LossEstimate) -> float:
     """Probability that fewer than k of n datagrams arrive, n ≤ `MAX_SYMBOLS`; no link counts as better than 1 %."""
-    lost = _lost(MAX_SYMBOLS, *_rounded(state.loss, state.burst))
+    lost = _lost(MAX_SYMBOLS, *_rounded(state.ratio, state.burst))
     return float(lost[n, n - k + 1 : n + 1].sum())
 
 

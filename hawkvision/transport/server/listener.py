@@ -14,7 +14,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -44,18 +43,6 @@ TOTAL_BYTES: Final = 128 * 1024 * 1024
 """Of unfinished images, all sessions together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What a server has received and sent, in bytes of UDP payloads."""
-
-    received_bytes: int
-    """QUIC included."""
-    sent_bytes: int
-    """Sealed datagrams."""
-    drops: Mapping[Drop, int]
-    """Dropped datagrams, by reason."""
-
-
 class DatagramListener:
     """Listens for images. Made by `start`; close it."""
 
@@ -76,6 +63,7 @@ class DatagramListener:
         self.budget = Budget(TOTAL_BYTES)
         self.sessions: dict[int, Session] = {}
         self.received_bytes = self.sent_bytes = 0
+        """Of UDP payloads: QUIC included, and sealed datagrams."""
         self.drops = Counter[Drop]()
         """Dropped datagrams without a session, and those of ended sessions."""
         self.refused_callers: dict[str, int] = dict.fromkeys(REASONS.values(), 0)
@@ -216,24 +204,23 @@ class DatagramListener:
             self.changed.clear()
             await self.changed.wait()
 
-    def traffic(self) -> Traffic:
-        """The traffic so far."""
+    def dropped(self) -> Counter[Drop]:
+        """All dropped datagrams so far, by reason."""
         drops = Counter(dict.fromkeys(Drop, 0))
         drops.update(self.drops)
         for session in self.sessions.values():
             drops.update(session.receiver.channel.drops)
-        return Traffic(self.received_bytes, self.sent_bytes, drops)
+        return drops
 
     def counts(self, outcomes: Mapping[str, int]) -> DatagramCounts:
         """For metrics: the `outcomes` of the handler's images, and the transport's own refusals."""
-        traffic = self.traffic()
         return DatagramCounts(
             {**outcomes, **{status.name.lower(): n for status, n in self.budget.refused.items()}},
             len(self.sessions),
-            {str(reason): n for reason, n in traffic.drops.items()},
+            {str(reason): n for reason, n in self.dropped().items()},
             self.refused_callers,
-            traffic.received_bytes,
-            traffic.sent_bytes,
+            self.received_bytes,
+            self.sent_bytes,
         )
 
     def forget(self, session: Session) -> None:

@@ -21,7 +21,9 @@ class DatagramCounts:
     refused_callers: Mapping[str, int]
     """By reason."""
     received_bytes: int
+    """QUIC included."""
     sent_bytes: int
+    """Sealed datagrams."""
 
 
 def _by_reason(name: str, text: str, counts: Mapping[str, int]) -> CounterMetricFamily:

@@ -16,7 +16,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from hawkvision.transport.endpoint.channel import Channel
 from hawkvision.transport.endpoint.path import UNKNOWN_RTT_S
@@ -55,12 +55,8 @@ CROSSED_S: Final = 0.03
 """A fragment that arrives a round trip and this long after a response did not cross it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsePart:
-    """The part of a response that a datagram carries."""
-
-    image: int
-    part: int
+ResponsePart: TypeAlias = tuple[int, int]
+"""The part of a response that a datagram carries: the image's number and the part's."""
 
 
 @dataclass(slots=True)
@@ -145,12 +141,12 @@ class ResponseDelivery:
 
     def on_reports(self) -> None:
         """Finish the responses that the channel's reports confirm."""
-        for place in self._channel.delivered:
-            answer = self._answers.get(place.image)
+        for number, part in self._channel.delivered:
+            answer = self._answers.get(number)
             if answer is not None:
-                answer.reported.add(place.part)
+                answer.reported.add(part)
                 if len(answer.reported) == len(answer.parts):
-                    self.finish(place.image)
+                    self.finish(number)
         self._channel.delivered.clear()
         self._channel.lost.clear()  # responses are repeated by their own timer
 
@@ -201,7 +197,7 @@ class ResponseDelivery:
                 if part in answer.reported:
                     continue
                 path = paths[(part + answer.tries) % len(paths)]
-                yield from self._channel.send_with_report(path, frame, now, ResponsePart(number, part))
+                yield from self._channel.send_with_report(path, frame, now, (number, part))
             answer.tries += 1
             answer.sent_at = now
             if not answer.copies:

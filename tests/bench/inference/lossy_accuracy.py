@@ -46,7 +46,8 @@ from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import Manifest, Variant, cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.system.files import write_atomic
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Plan, decode, encode
-from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
+from hawkvision.transport.coding.rate_fec_control import choose
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.protocol.wire import FRAGMENT_ROOM, MAX_DATAGRAM, OVERHEAD
 
 LOSSES: Final = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
@@ -72,9 +73,9 @@ class DatagramLink:
     bursty: bool
 
     @property
-    def state(self) -> FecLinkState:
+    def state(self) -> LossEstimate:
         """What a sender would know of it after long observation."""
-        return FecLinkState(self.loss, BURST if self.bursty else 1 / (1 - self.loss), known=True)
+        return LossEstimate(self.loss, BURST if self.bursty else 1 / (1 - self.loss), known=True)
 
     def pattern(self, image: int, n: int = 1024) -> NDArray[np.bool_]:
         """Which of the datagrams of one image are lost; the same for every scheme."""
@@ -234,7 +235,7 @@ def send(body: bytes, image: int) -> Iterator[tuple[tuple[str, DatagramLink], Se
     room = MAX_DATAGRAM - PLAIN_HEADER
     slices = [plain[start : start + room] for start in range(0, len(plain), room)]
     sender = Sender(pixels, len(plain) + PLAIN_HEADER * len(slices))
-    blind = choose(FecLinkState(0.0, 1.0, known=False), 1.0)
+    blind = choose(LossEstimate(0.0, 1.0, known=False), 1.0)
     for link in LINKS:
         lost = link.pattern(image)
         known = choose(link.state, 1.0)

@@ -93,7 +93,7 @@ def test_a_large_image_is_measured_as_a_sender_sends_it() -> None:
     done, data = cv2.imencode(".png", cv2.resize(rng.integers(0, 256, (80, 120, 3), np.uint8), (1500, 1000)))
     assert done
     plan = Plan(QUALITIES[0], 0.0)
-    measured, sent = transcoded(data.tobytes(), plan, SIDE), prepare(data.tobytes(), plan, SIDE, FRAGMENT_ROOM).coded
+    measured, sent = transcoded(data.tobytes(), plan, SIDE), prepare(data.tobytes(), plan, SIDE, FRAGMENT_ROOM)[0]
     assert measured == sent
     assert (measured.format.width, measured.format.height) == (384, 256)
 

@@ -18,7 +18,8 @@ from hawkvision.transport.client.connection_manager import is_gone
 from hawkvision.transport.client.datagram_client import DatagramLink, LinkView, first_response
 from hawkvision.transport.client.pending_responses import ConnectionLost
 from hawkvision.transport.coding.image_coding import Complete, Partial
-from hawkvision.transport.coding.rate_fec_control import FecLinkState, choose
+from hawkvision.transport.coding.rate_fec_control import choose
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.endpoint.quic import MAX_CLIENT_TEMPLATES
 from hawkvision.transport.protocol.control import MAX_TEMPLATE, VERSION
 from hawkvision.transport.protocol.server_certificate import Identity, own_identity
@@ -34,7 +35,7 @@ T = TypeVar("T")
 SECRET = "a-key-of-some-length"
 LARGE = encoded(height=300, width=400)
 SMALL = encoded(".jpg", 32, 32)
-QUIET = FecLinkState(0.0, 1.0, known=True)
+QUIET = LossEstimate(0.0, 1.0, known=True)
 
 
 class Server:

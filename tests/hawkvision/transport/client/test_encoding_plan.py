@@ -27,7 +27,8 @@ from hawkvision.transport.client.encoding_plan import (
     spare_ratio,
 )
 from hawkvision.transport.coding.image_coding import Complete, Plan, decode
-from hawkvision.transport.coding.rate_fec_control import FINE_SIZE, QUALITIES, FecLinkState, choose
+from hawkvision.transport.coding.rate_fec_control import FINE_SIZE, QUALITIES, choose
+from hawkvision.transport.congestion.loss_meter import LossEstimate
 from hawkvision.transport.protocol.image_format import Kind
 from hawkvision.transport.protocol.wire import MAX_NACKS
 from tests.images import encoded, with_restarts
@@ -36,15 +37,15 @@ from tests.odd_images import odd_jpegs
 ROOM = 1150
 FINE, COARSE = Plan(80, 0.5), Plan(27, 2.0)
 LARGE = encoded(height=300, width=400)
-QUIET = FecLinkState(0.0, 1.0, known=True)
-LOUD = FecLinkState(0.3, 1.0, known=True)
-STATES = st.builds(FecLinkState, st.floats(0.0, 0.9), st.floats(1.0, 10.0), known=st.booleans())
+QUIET = LossEstimate(0.0, 1.0, known=True)
+LOUD = LossEstimate(0.3, 1.0, known=True)
+STATES = st.builds(LossEstimate, st.floats(0.0, 0.9), st.floats(1.0, 10.0), known=st.booleans())
 
 
 def received(body: bytes | Pixels, plan: Plan = FINE, useful_side: int = 256, **options: bool) -> Complete:
     """What arrives of an image if nothing is lost."""
-    prepared = prepare(body, plan, useful_side, ROOM, **options)
-    arrived = decode(prepared.coded.format, dict(enumerate(prepared.coded.symbols)), prepared.header)
+    coded, header = prepare(body, plan, useful_side, ROOM, **options)
+    arrived = decode(coded.format, dict(enumerate(coded.symbols)), header)
     assert isinstance(arrived, Complete)
     return arrived
 
@@ -141,9 +142,9 @@ def test_what_are_no_pixels_is_refused(pixels: Any) -> None:
     STATES, st.sampled_from([".jpg", ".png", ".webp"]), st.integers(1, 120), st.integers(1, 120), st.integers(1, 256)
 )
 def test_every_image_fits_its_room_and_survives_as_many_losses_as_it_has_parity(
-    state: FecLinkState, suffix: str, height: int, width: int, useful_side: int
+    state: LossEstimate, suffix: str, height: int, width: int, useful_side: int
 ) -> None:
-    coded = prepare(encoded(suffix, height, width), choose(state, None), useful_side, ROOM).coded
+    coded = prepare(encoded(suffix, height, width), choose(state, None), useful_side, ROOM)[0]
     assert max(map(len, coded.symbols)) <= ROOM
     last = dict(list(enumerate(coded.symbols))[coded.format.n - coded.format.k :])
     assert isinstance(decode(coded.format, last), Complete)
@@ -198,8 +199,8 @@ def test_a_slow_link_gets_a_coarse_image_rather_than_a_part_of_a_fine_one() -> N
 
 
 def test_an_unknown_link_gets_the_plan_for_unknown_links() -> None:
-    assert Planner().plan(FecLinkState(0.0, 1.0, known=False), 1.0, 0.0) == choose(
-        FecLinkState(0.0, 1.0, known=False), 1.0
+    assert Planner().plan(LossEstimate(0.0, 1.0, known=False), 1.0, 0.0) == choose(
+        LossEstimate(0.0, 1.0, known=False), 1.0
     )
 
 
@@ -220,20 +221,20 @@ def test_another_spell_of_loss_restarts_the_wait_for_less_parity() -> None:
 
 
 def test_after_a_calm_the_plan_is_for_the_worst_that_it_saw() -> None:
-    planner, middling = Planner(), FecLinkState(0.12, 1.0, known=True)
+    planner, middling = Planner(), LossEstimate(0.12, 1.0, known=True)
     for seen, now in ((LOUD, 0.0), (QUIET, 1.0), (middling, 2.0)):
         planner.plan(seen, 1.0, now)
     assert planner.plan(QUIET, 1.0, 1.0 + GOOD_S) == choose(middling, 1.0)
 
 
 @given(st.lists(STATES, min_size=1, max_size=20))
-def test_a_link_is_never_taken_to_lose_less_than_is_seen_now(states: list[FecLinkState]) -> None:
+def test_a_link_is_never_taken_to_lose_less_than_is_seen_now(states: list[LossEstimate]) -> None:
     planner = Planner()
     for number, seen in enumerate(states):
         held = planner.held(seen, number * 1.5)
-        assert not seen.known or (held.known and held.loss >= seen.loss and held.burst >= seen.burst)
+        assert not seen.known or (held.known and held.ratio >= seen.ratio and held.burst >= seen.burst)
 
 
 def test_kinds_of_coding_are_what_the_images_ask_for() -> None:
-    small, cut = prepare(encoded(".png", 16, 16), FINE, 256, ROOM), prepare(with_restarts(), FINE, 256, ROOM)
-    assert (small.coded.format.kind, cut.coded.format.kind) == (Kind.OPAQUE, Kind.SEGMENTS)
+    (small, _), (cut, _) = prepare(encoded(".png", 16, 16), FINE, 256, ROOM), prepare(with_restarts(), FINE, 256, ROOM)
+    assert (small.format.kind, cut.format.kind) == (Kind.OPAQUE, Kind.SEGMENTS)

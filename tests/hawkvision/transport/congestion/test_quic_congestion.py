@@ -5,7 +5,6 @@ Two real connections; the link between them is simulated, bytes and time, with a
 
 from __future__ import annotations
 
-import datetime
 import heapq
 import itertools
 import random
@@ -15,12 +14,9 @@ import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import StreamDataReceived
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from hawkvision.transport.congestion.quic_congestion import ALGORITHM, ImagesCongestionControl
+from tests.hawkvision.transport.peers import IDENTITY
 
 LINK = 625_000.0  # bytes per second: 5 Mbit/s
 ONE_WAY_S = 0.02
@@ -28,29 +24,14 @@ QUEUE = 64_000
 CLIENT, SERVER = ("10.0.0.1", 1), ("10.0.0.2", 2)
 
 
-def server_configuration() -> QuicConfiguration:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=36_500))
-        .sign(key, hashes.SHA256())
-    )
-    return QuicConfiguration(is_client=False, alpn_protocols=["t"], certificate=certificate, private_key=key)
-
-
 class Wire:
     """Both ends and the link: a drop-tail queue of one rate each way, and random loss once the handshake is over."""
 
     def __init__(self, algorithm: str, loss: float, seed: int) -> None:
         client = QuicConfiguration(is_client=True, alpn_protocols=["t"], verify_mode=0, server_name="localhost")
-        server = server_configuration()
+        server = QuicConfiguration(
+            is_client=False, alpn_protocols=["t"], certificate=IDENTITY.chain[0], private_key=IDENTITY.key
+        )
         for configuration in (client, server):
             configuration.congestion_control_algorithm = algorithm
             configuration.max_data = configuration.max_stream_data = 1 << 24
