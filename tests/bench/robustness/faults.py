@@ -24,9 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -47,23 +46,6 @@ from tests.bench.robustness.fault_world import (
 HOLD_S: Final = 10.0
 RESTART_AFTER_S: Final = 5.0
 BLACK_HOLE_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class FaultOutcome:
-    """One row."""
-
-    fault: str
-    requests: int
-    errors: dict[str, int]
-    degraded: int
-    wrong: int
-    worst_with_deadline_s: float
-    worst_without_s: float
-    gauge_s: float | None
-    readiness_s: float | None
-    log_s: float | None
-    recovery_s: float | None
 
 
 async def killed(world: World, kind: str) -> None:
@@ -138,7 +120,7 @@ FAULTS: Final[dict[str, Callable[[World], Awaitable[None]]]] = {
 }
 
 
-async def measured(name: str, given: argparse.Namespace) -> FaultOutcome:
+async def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """One fault under load, in a world of its own."""
     with tempfile.TemporaryDirectory(prefix="hv-faults-") as scratch:
         async with World.open(Path(scratch)) as world:
@@ -150,42 +132,27 @@ async def measured(name: str, given: argparse.Namespace) -> FaultOutcome:
                 over = time.monotonic()
                 await asyncio.sleep(given.after)
             logs = [at for at in (logged(server, since) for server in (world.edge, world.tier)) if at is not None]
-            return FaultOutcome(
-                fault=name,
-                requests=len(load.asked),
-                errors=dict(errors_of(load.asked)),
-                degraded=sum(isinstance(each.outcome, Answer) and each.outcome.degraded for each in load.asked),
-                wrong=sum(map(world.is_wrong, load.asked)),
-                worst_with_deadline_s=_worst(load.asked, deadline=True),
-                worst_without_s=_worst(load.asked, deadline=False),
-                gauge_s=watch.gauge_said(since),
-                readiness_s=watch.readiness_said(since),
-                log_s=min(logs, default=None),
-                recovery_s=recovered(load, over),
-            )
+            degraded = sum(isinstance(each.outcome, Answer) and each.outcome.degraded for each in load.asked)
+            return {
+                "fault": name,
+                "requests": len(load.asked),
+                "errors": dict(errors_of(load.asked)),
+                "degraded": degraded,
+                "wrong": sum(map(world.is_wrong, load.asked)),
+                "worst, 300 ms": _worst(load.asked, deadline=True),
+                "worst, none": _worst(load.asked, deadline=False),
+                "gauge": watch.gauge_said(since),
+                "readyz": watch.readiness_said(since),
+                "log": min(logs, default=None),
+                "recovery": recovered(load, over),
+            }
 
 
 def _worst(asked: list[SentRequest], *, deadline: bool) -> float:
     return max((each.took_s for each in asked if (each.asking.deadline_ms is not None) == deadline), default=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Deaths:
-    """What thirty deaths of the edge came to."""
-
-    times: int
-    requests: int
-    in_flight: int
-    """Requests under way when it was killed."""
-    failed_in_flight: int
-    refused_while_down: int
-    other_errors: int
-    """Of requests that were due while the node was up and not under way when it died."""
-    wrong: int
-    slowest_ready_s: float
-
-
-async def edge_killed(given: argparse.Namespace) -> Deaths:
+async def edge_killed(given: argparse.Namespace) -> dict[str, Any]:
     """Kill the edge again and again under load; it is started at once where it was."""
     with tempfile.TemporaryDirectory(prefix="hv-faults-") as scratch:
         async with World.open(Path(scratch)) as world:
@@ -203,47 +170,38 @@ async def edge_killed(given: argparse.Namespace) -> Deaths:
             failed = [each for each in load.asked if not isinstance(each.outcome, Answer)]
             under_way = [e for e in failed if any(e.due < a < e.due + e.took_s + 0.05 for a, _ in down)]
             refused = [e for e in failed if e not in under_way and any(a <= e.due <= b for a, b in down)]
-            return Deaths(
-                times=given.deaths,
-                requests=len(load.asked),
-                in_flight=in_flight,
-                failed_in_flight=len(under_way),
-                refused_while_down=len(refused),
-                other_errors=len(failed) - len(under_way) - len(refused),
-                wrong=sum(map(world.is_wrong, load.asked)),
-                slowest_ready_s=slowest,
-            )
+            return {
+                "deaths": given.deaths,
+                "requests": len(load.asked),
+                "under way at a death": in_flight,
+                "failed of those": len(under_way),
+                "refused while down": len(refused),
+                "other errors": len(failed) - len(under_way) - len(refused),
+                "wrong": sum(map(world.is_wrong, load.asked)),
+                "slowest until ready": slowest,
+            }
 
 
-def shown(rows: list[FaultOutcome]) -> Table:
+def shown(rows: list[dict[str, Any]]) -> Table:
     """The rows as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (
-        "fault",
-        "requests",
-        "errors",
-        "degraded",
-        "wrong",
-        "worst, 300 ms",
-        "worst, none",
-        "gauge",
-        "readyz",
-        "log",
-        "recovery",
-    ):
+    for title in rows[0]:
         table.add_column(title, justify="left" if title in ("fault", "errors") else "right")
     for row in rows:
-        table.add_row(
-            row.fault,
-            str(row.requests),
-            ", ".join(f"{n} {code}" for code, n in row.errors.items()) or "0",
-            str(row.degraded),
-            str(row.wrong),
-            f"{row.worst_with_deadline_s:.2f} s",
-            f"{row.worst_without_s:.2f} s",
-            *("-" if s is None else f"{s:.2f} s" for s in (row.gauge_s, row.readiness_s, row.log_s, row.recovery_s)),
-        )
+        table.add_row(*map(_cell, row.values()))
     return table
+
+
+def _cell(value: object) -> str:
+    match value:
+        case dict():
+            return ", ".join(f"{n} {code}" for code, n in value.items()) or "0"
+        case float():
+            return f"{value:.2f} s"
+        case None:
+            return "-"
+        case _:
+            return str(value)
 
 
 async def main() -> int:
@@ -261,15 +219,15 @@ async def main() -> int:
     for name in FAULTS:
         if not words or any(word in name for word in words):
             rows.append(await measured(name, given))
-            wrong += rows[-1].wrong
+            wrong += rows[-1]["wrong"]
             console.print(shown(rows[-1:]))
     console.print(shown(rows))
     if not words or "edge" in words:
         deaths = await edge_killed(given)
-        wrong += deaths.wrong
-        console.print(deaths)
+        wrong += deaths["wrong"]
+        console.print(shown([deaths]))
     if given.out is not None:
-        given.out.write_text(json.dumps([{f: getattr(row, f) for f in row.__slots__} for row in rows], indent=1))
+        given.out.write_text(json.dumps(rows, indent=1))
     return 1 if wrong else 0
 
 

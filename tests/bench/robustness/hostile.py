@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hawkvision.system.child_server import ServerProcess, running
+from tests.bench.robustness.fault_world import descendants
 
 MIB: Final = 1 << 20
 GOOD_TIMEOUT_S: Final = 60.0
@@ -340,14 +341,11 @@ class Watcher:
 
 def tree_mib(pid: int) -> float:
     """Memory of a process and its descendants, in MiB; what they share counts for each."""
-    total, left = 0.0, [pid]
-    while left:
-        one = left.pop()
+    total = 0.0
+    for each in (pid, *descendants(pid)):
         with suppress(OSError, StopIteration):
-            lines = Path(f"/proc/{one}/status").read_text().splitlines()
+            lines = Path(f"/proc/{each}/status").read_text().splitlines()
             total += next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
-            for task in Path(f"/proc/{one}/task").iterdir():
-                left += map(int, (task / "children").read_text().split())
     return total
 
 

@@ -4,6 +4,7 @@ of processor time. A test that changes a tier for good starts its own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import subprocess
@@ -16,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
+import msgspec
 import numpy as np
 import pytest
 
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.models.manifest import Manifest, parse_manifest
+from hawkvision.models.manifest import Manifest, artifact_path, parse_manifest
 from tests.bench.ports import free_port
+from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.tasks.classes import write_labels
 
 ROOT = Path(__file__).parents[3]
@@ -196,3 +199,16 @@ def stop_cleanly(running: Running) -> None:
     """Whatever it has been through, it ends well and leaves nothing behind."""
     assert stop(running) == 0
     assert marked_processes(running.mark) == []
+
+
+def with_models(manifest: Manifest, cache: Path, seed: int = 0) -> Manifest:
+    """The manifest, and new model files for its variants, all different."""
+    variants = []
+    for number, variant in enumerate(manifest.variants, seed):
+        side = variant.input.height
+        data = tiny_classifier(height=side, width=side, classes=manifest.classes, seed=number)
+        file = artifact_path(cache, manifest.task, variant.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        variants.append(msgspec.structs.replace(variant, sha256=hashlib.sha256(data).hexdigest()))
+    return msgspec.structs.replace(manifest, variants=tuple(variants))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import threading
 from pathlib import Path
@@ -26,9 +25,8 @@ from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
 from hawkvision.datacenter.execution.group_settings import group_settings, process_settings
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, catalog_of
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, evaluation_requests
-from hawkvision.models.manifest import Manifest, artifact_path
-from tests.hawkvision.datacenter.conftest import image
-from tests.hawkvision.inference.graphs import tiny_classifier
+from hawkvision.models.manifest import Manifest
+from tests.hawkvision.datacenter.conftest import image, with_models
 from tests.hawkvision.tasks.classes import classes_of
 
 SMALL = evaluation_requests(ServedStage("small", ("small",)))
@@ -42,19 +40,6 @@ def catalog(manifest: Manifest, tmp_path: Path) -> Catalog:
 
 def config(cache: Path) -> DatacenterConfig:
     return DatacenterConfig(cache_dir=cache, backend="onnxruntime", intra_op_threads=1)
-
-
-def with_models(manifest: Manifest, cache: Path, seed: int) -> Manifest:
-    """The manifest, and new files for its variants."""
-    variants = []
-    for variant in manifest.variants:
-        side = variant.input.height
-        data = tiny_classifier(height=side, width=side, classes=manifest.classes, seed=seed)
-        file = artifact_path(cache, manifest.task, variant.name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-        variants.append(msgspec.structs.replace(variant, sha256=hashlib.sha256(data).hexdigest()))
-    return msgspec.structs.replace(manifest, variants=tuple(variants))
 
 
 def user_config(catalog: Catalog, cache: Path, **limits: object) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
 from hawkvision.datacenter.execution.group_settings import process_settings
 from hawkvision.datacenter.stages.catalog import Catalog, catalog_of
 from hawkvision.models.manifest import Manifest, artifact_path
-from tests.hawkvision.datacenter.conftest import image
-from tests.hawkvision.datacenter.deployment.test_reconfigure import SMALL, ask, config, user_config, with_models
+from tests.hawkvision.datacenter.conftest import image, with_models
+from tests.hawkvision.datacenter.deployment.test_reconfigure import SMALL, ask, config, user_config
 from tests.hawkvision.tasks.classes import classes_of
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

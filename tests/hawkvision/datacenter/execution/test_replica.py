@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -27,10 +26,9 @@ from hawkvision.datacenter.stages.ensemble import (
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.inference.batch_sizes import FixedBatches
 from hawkvision.models.fingerprints import is_exact
-from hawkvision.models.manifest import Manifest, artifact_path
+from hawkvision.models.manifest import Manifest
 from hawkvision.tasks.class_scores import Probabilities, Score, average
-from tests.hawkvision.datacenter.conftest import image
-from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.datacenter.conftest import image, with_models
 from tests.hawkvision.tasks.classes import classes_of
 from tests.images import flat_png
 
@@ -196,15 +194,7 @@ def test_a_bad_image_is_an_error_and_no_parts(manifest: Manifest, config: Datace
 @pytest.fixture
 def real(manifest: Manifest, tmp_path: Path) -> Manifest:
     """The manifest with model files under `tmp_path`."""
-    variants = []
-    for variant in manifest.variants:
-        side = variant.input.height
-        data = tiny_classifier(height=side, width=side, classes=manifest.classes)
-        file = artifact_path(tmp_path, manifest.task, variant.name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-        variants.append(msgspec.structs.replace(variant, sha256=hashlib.sha256(data).hexdigest()))
-    return msgspec.structs.replace(manifest, variants=tuple(variants))
+    return with_models(manifest, tmp_path)
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "noop"])

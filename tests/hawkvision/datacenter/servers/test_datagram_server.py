@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -108,12 +109,23 @@ async def connected(
         await client.close()
 
 
+async def asked(
+    client: ClientConnection,
+    request: EscalationRequest | None = None,
+    image: Coded = WHOLE,
+    meta: bytes = b"",
+    **more: Any,
+) -> tuple[Status, bytes]:
+    request = request or EscalationRequest()
+    return await client.ask(request.template(), image, meta=meta or request.meta(TRACE), timeout_s=60.0, **more)
+
+
 def ask(
     config: DatacenterConfig, request: EscalationRequest, image: Coded = WHOLE, meta: bytes = b""
 ) -> tuple[Status, bytes]:
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, _), connected(server) as client:
-            return await client.ask(request.template(), image, meta=meta or request.meta(TRACE), timeout_s=60.0)
+            return await asked(client, request, image, meta)
 
     return asyncio.run(scenario())
 
@@ -173,9 +185,7 @@ def test_a_tier_that_is_not_ready_replies_503(config: DatacenterConfig) -> None:
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, tier, _), connected(server) as client:
             tier.set_variants("shapes", None)
-            return await client.ask(
-                EscalationRequest().template(), WHOLE, meta=EscalationRequest().meta(TRACE), timeout_s=60.0
-            )
+            return await asked(client)
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body)["status"]) == (Status.REFUSED, 503)
@@ -185,8 +195,7 @@ def test_an_answer_that_comes_too_late_is_a_missed_deadline(config: DatacenterCo
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            request = EscalationRequest()
-            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.2, timeout_s=60.0)
+            return await asked(client, deadline_s=0.2)
 
     status, body = asyncio.run(scenario())
     assert (status, msgspec.json.decode(body)["code"]) == (Status.REFUSED, "deadline_missed")
@@ -197,7 +206,7 @@ def test_a_progressive_request_gets_the_partial_result_just_before_its_deadline(
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
             request = EscalationRequest(variant="committee", progressive=True)
-            return await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), deadline_s=0.3, timeout_s=60.0)
+            return await asked(client, request, deadline_s=0.3)
 
     reply = replied(asyncio.run(scenario()))
     assert (reply.model, top_k(reply)[0].index, reply.complete) == ("committee", 2, False)
@@ -211,9 +220,7 @@ def test_a_progressive_request_gets_partial_results_at_once(config: DatacenterCo
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            meta = request.meta(TRACE)
-            asking = client.ask(request.template(), WHOLE, meta=meta, timeout_s=60.0, on_interim=received.append)
-            answer = asyncio.create_task(asking)
+            answer = asyncio.create_task(asked(client, request, on_interim=received.append))
             await until(lambda: bool(received) if progressive else bool(variants.images))
             variants.gate.set()
             return await answer
@@ -227,8 +234,7 @@ def test_requests_inside_are_answered_before_the_server_closes(config: Datacente
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            request = EscalationRequest()
-            asking = asyncio.create_task(client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60))
+            asking = asyncio.create_task(asked(client))
             await until(lambda: bool(variants.images))
             closing = asyncio.create_task(server.close(10.0))
             variants.gate.set()
@@ -252,17 +258,10 @@ def test_an_incomplete_image_waits_for_its_deadline_and_reports_its_received_fra
                 UdpRelay(("127.0.0.1", server.offer.port), datagram) as relay,
                 connected(server, relay.address[1]) as c,
             ):
-                replied(
-                    await c.ask(
-                        EscalationRequest().template(), WHOLE, meta=EscalationRequest().meta(TRACE), timeout_s=60.0
-                    )
-                )
+                replied(await asked(c))
                 relay.up = LinkSpec.parse("delay=20ms,loss=40%,seed=5")
-                meta = EscalationRequest().meta(TRACE)
                 for _ in range(20):  # on a machine that stands still the deadline may pass before anything came
-                    answer = await c.ask(
-                        EscalationRequest().template(), holed, meta=meta, deadline_s=0.1, timeout_s=60.0
-                    )
+                    answer = await asked(c, image=holed, deadline_s=0.1)
                     if answer[0] is Status.OK:
                         break
                 return replied(answer)
@@ -290,7 +289,6 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
 ) -> None:
     certificate, key = files(tmp_path, [x509.DNSName("tier.example")])
     config = msgspec.structs.replace(config, features=(DatagramSettings(certificate=certificate, key=key),))
-    request = EscalationRequest()
 
     async def scenario() -> list[str]:
         async with mark_ready(config) as (server, _, _), connected(server) as before:
@@ -304,8 +302,7 @@ def test_a_certificate_that_was_renewed_is_offered_and_shown_and_a_broken_one_ch
             offers.append(server.offer.certificate)
             async with connected(server) as after:
                 for client in (before, after):
-                    status, _ = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60.0)
-                    assert status is Status.OK
+                    assert (await asked(client))[0] is Status.OK
             return offers
 
     first, second, third = asyncio.run(scenario())
@@ -317,14 +314,13 @@ def test_an_image_is_refused_once_its_key_is_gone_or_has_used_up_its_rate(
 ) -> None:
     file = tmp_path / "keys.toml"
     key = add_key(file, "edge-1", [Scope.INFER], rate=1e-6)
-    request = EscalationRequest()
 
     async def scenario() -> list[tuple[Status, str]]:
         keys = Keys(keys_file=file)
         async with mark_ready(config, keys) as (server, _, _), connected(server, api_key=key) as client:
             found = []
             for _ in range(3):
-                status, body = await client.ask(request.template(), WHOLE, meta=request.meta(TRACE), timeout_s=60.0)
+                status, body = await asked(client)
                 found.append((status, "" if status is Status.OK else json.loads(body)["code"]))
                 if len(found) == 2:
                     remove_key(file, "edge-1")

@@ -24,7 +24,7 @@ from hawkvision.datacenter.servers.served_task import TaskState
 from hawkvision.datacenter.servers.service import TierService
 from hawkvision.datacenter.stages.catalog import TaskFailure, catalog_of, check_models, load_catalogs, loaded
 from hawkvision.datacenter.stages.ensemble import EvaluationRequest, VariantAnswer
-from hawkvision.models.manifest import Manifest, artifact_path, parse_manifest
+from hawkvision.models.manifest import artifact_path, parse_manifest
 from hawkvision.servers.keys import Keys
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.datacenter.conftest import MANIFEST
@@ -273,22 +273,6 @@ def test_the_limit_changes_under_requests_and_its_shares_follow_the_groups(befor
     asyncio.run(scenario())
 
 
-def test_a_lower_limit_lets_the_requests_inside_end_before_it_admits_others() -> None:
-    async def scenario() -> None:
-        tier = server(16).tier
-        tier.set_variants("digits", Gated(0))
-        inside = [admitted(tier, "digits") for _ in range(4)]
-        tier.set_limit(8)
-        for leave in inside[:2]:
-            leave()
-            with pytest.raises(Overloaded):
-                tier.admit(EscalationRequest(task="digits"))
-        inside[2]()
-        tier.admit(EscalationRequest(task="digits"))
-
-    asyncio.run(scenario())
-
-
 def test_a_listener_of_its_own_answers_below_the_prefix_only() -> None:
     async def scenario() -> None:
         to = server(route_prefix="/vision")
@@ -300,20 +284,6 @@ def test_a_listener_of_its_own_answers_below_the_prefix_only() -> None:
                 assert (status, error["error"].endswith("below /vision")) == (404, True)
 
     asyncio.run(scenario())
-
-
-@given(st.sampled_from(["", "/vision", "/a/b"]), st.text(max_size=20))
-def test_any_path_gets_a_reply(prefix: str, path: str) -> None:
-    status, _ = asyncio.run(call(server(route_prefix=prefix or "/"), f"{prefix}/{path}"))
-    assert status in (200, 404, 405, 503)
-
-
-def test_stages_are_chosen_for_each_task(manifest: Manifest) -> None:
-    config = DatacenterConfig(tasks=("shapes", "digits"), variants=("shapes:medium", "digits:large"))
-    served = catalog_of(manifest, classes_of(manifest), config)
-    assert [stage.name for stage in served.stages] == ["medium"]
-    assert [group.name for group in served.groups] == ["shapes.medium"]
-    assert served.best_of(served.groups[0]).name == "medium"
 
 
 @pytest.mark.parametrize(

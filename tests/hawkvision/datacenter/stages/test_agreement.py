@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -32,9 +31,9 @@ from hawkvision.datacenter.stages.ensemble import (
     StageResult,
     VariantAnswer,
 )
-from hawkvision.models.manifest import Manifest, artifact_path
+from hawkvision.models.manifest import Manifest
 from hawkvision.tasks.class_scores import Score
-from tests.hawkvision.inference.graphs import tiny_classifier
+from tests.hawkvision.datacenter.conftest import with_models
 from tests.hawkvision.tasks.classes import classes, classes_of
 
 STAGES = (
@@ -62,17 +61,11 @@ class Local:
 
 def replica(manifest: Manifest, models: Path, temperature: float) -> Replica:
     """One whose models see something in images, and are as sure of it as the temperature says."""
-    variants = []
-    for seed, variant in enumerate(manifest.variants):
-        side = variant.input.height
-        data = tiny_classifier(height=side, width=side, classes=manifest.classes, seed=seed)
-        file = artifact_path(models, manifest.task, variant.name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-        sha256 = hashlib.sha256(data).hexdigest()
-        variants.append(msgspec.structs.replace(variant, sha256=sha256, temperature=temperature))
+    variants = with_models(manifest, models).variants
     config = DatacenterConfig(tasks=(manifest.task,), cache_dir=models, backend="onnxruntime")
-    known = msgspec.structs.replace(manifest, variants=tuple(variants))
+    known = msgspec.structs.replace(
+        manifest, variants=tuple(msgspec.structs.replace(each, temperature=temperature) for each in variants)
+    )
     catalog = catalog_of(known, classes_of(manifest), config)
     (group,) = catalog.groups
     return Replica(process_settings(group, catalog, config), group_settings(group, catalog, config))

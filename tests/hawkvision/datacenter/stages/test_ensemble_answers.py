@@ -140,13 +140,6 @@ def test_the_times_of_two_stages_add_up() -> None:
     assert (answer.timing_ms.decode, answer.timing_ms.queue, answer.timing_ms.infer) == (2.0, 4.0, 6.0)
 
 
-def test_a_full_ensemble_sheds_what_the_intermediate_stage_was_not_sure_of() -> None:
-    variants = unequal()
-    variants.full = True
-    assert post(server(variants), accept_score="0.81", **INTERMEDIATE).status_code == 429
-    assert post(server(variants), accept_score="0.8", **INTERMEDIATE).status_code == 200
-
-
 class Stuck(Fixed):
     """Variants of which "b" never answers."""
 

@@ -35,7 +35,7 @@ from tests.hawkvision.datacenter.conftest import Running, marked_processes, star
 from tests.hawkvision.datacenter.launch.test_supervision import command_line
 from tests.hawkvision.datacenter.servers.test_service import ask
 from tests.hawkvision.inference.graphs import tiny_classifier
-from tests.hawkvision.tasks.classes import read_reply, top_k, write_labels
+from tests.hawkvision.tasks.classes import read_reply, write_labels
 from tests.images import encoded
 from tests.waiting import wait_until
 
@@ -184,14 +184,6 @@ def replicas(tier: Running) -> list[int]:
     return [pid for pid in family(tier.process.pid) if "ServeReplica" in command_line(pid)]
 
 
-def test_a_threshold_of_zero_always_ends_at_the_intermediate_stage_and_one_above_all_scores_never(tier: Tier) -> None:
-    intermediate, _ = offline(tier)
-    assert scores(intermediate, Score.TOP1).max() < 1.0
-    for accept_score, model in ((0.0, "medium"), (1.0, "committee")):
-        replies = [tier.infer(body, asked(Score.TOP1, accept_score)) for body in IMAGES]
-        assert {r.model for r in replies} == {model}
-
-
 @pytest.mark.parametrize("kind", Score)
 def test_the_images_accepted_and_every_score_are_those_of_an_offline_computation(tier: Tier, kind: Score) -> None:
     expected = [scores(stage, kind) for stage in offline(tier)]
@@ -202,13 +194,6 @@ def test_the_images_accepted_and_every_score_are_those_of_an_offline_computation
     assert 0 < accepted.sum() < len(IMAGES)
     assert [r.score for r in replies] == np.where(accepted, *expected).tolist()
     assert [r.passed_over.score for r in replies if r.passed_over] == expected[0][~accepted].tolist()
-
-
-def test_the_second_stage_answers_as_the_ensemble_alone(tier: Tier) -> None:
-    alone = [tier.infer(body, EscalationRequest(variant="committee", top_k=10)) for body in IMAGES]
-    second = [tier.infer(body, asked(Score.MARGIN, 1.0)) for body in IMAGES]
-    assert [top_k(r) for r in second] == [top_k(r) for r in alone]
-    assert {r.model for r in second} == {"committee"}
 
 
 def test_a_crowd_changes_no_score_by_more_than_rounding(tier: Tier) -> None:
@@ -236,18 +221,6 @@ def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier:
         assert (best.fingerprint, accepted.fingerprint) == (expected["committee"], expected["medium"])
         assert passed.passed_over is not None
         assert (passed.fingerprint, passed.passed_over.fingerprint) == (expected["committee"], expected["medium"])
-
-
-def test_ensemble_runs_are_counted(tier: Tier) -> None:
-    def count() -> float:
-        lines = tier.get("/metrics").decode().splitlines()
-        name = 'hawkvision_datacenter_ensemble_runs_total{stage="medium",task="tiny"} '
-        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
-
-    before = count()
-    for accept_score in (0.0, 1.0):
-        tier.infer(IMAGES[0], asked(Score.TOP1, accept_score))
-    assert count() == before + 1.0
 
 
 def test_a_dead_parent_takes_the_tier_with_it(tier: Tier) -> None:
