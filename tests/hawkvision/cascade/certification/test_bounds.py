@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import binomtest, multinomial
+from scipy.stats import binom, binomtest, multinomial
 
 from hawkvision.cascade.certification.bounds import (
     LARGEST_STAKE_ON_FRACTIONS,
     NUISANCE_BETA,
     NUISANCE_POINTS,
+    _discordant,
     _lower_tails,
     _score,
     agreement_p,
@@ -262,3 +263,44 @@ def test_bounds_shrink_with_the_number_of_images_and_none_is_below_what_no_loss_
 def test_impossible_counts_drops_and_values_are_refused(ask: Callable[[], float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         ask()
+
+
+@pytest.mark.parametrize(("n", "rate", "drop"), [(7, 0.4, 0.1), (25, 0.2, 0.2), (40, 0.9, 0.05), (30, 1.0, 0.3)])
+def test_tail_equals_the_sum_over_all_outcomes_that_are_no_worse(n: int, rate: float, drop: float) -> None:
+    lost, gained = enumerate_outcomes(n)
+    pmf, score = trinomial(lost, gained, n, rate, drop), _score(lost - gained, lost + gained, n, drop)
+    for observed in np.unique(score[score < 0])[::17]:
+        expected = pmf[score <= observed + 1e-9].sum()
+        assert _lower_tails(float(observed), n, np.array([rate]), drop)[0] == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize(("n", "drop"), [(60, 0.06), (60, 0.15), (40, 0.1)])
+def test_exact_test_uses_its_level_up_whatever_the_discordance(n: int, drop: float) -> None:
+    """What ordering by the score is for: by the difference alone the size is below 1.5 % at most rates."""
+    lost, gained = enumerate_outcomes(n)
+    rejected = np.array([paired_exact_p(int(b), int(c), n, drop) <= 0.05 for b, c in zip(lost, gained, strict=True)])
+    sizes = [trinomial(lost, gained, n, q, drop)[rejected].sum() for q in np.linspace(drop, 0.6, 30)]
+    assert np.mean(sizes) > 0.035
+
+
+@pytest.mark.parametrize("n", [100, 680, 5_000, 100_000])
+@pytest.mark.parametrize("mean", [0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
+def test_mass_left_out_of_the_tails_is_as_small_as_stated(n: int, mean: float) -> None:
+    _, weights = _discordant(n, np.array([mean / n]))
+    assert 1.0 - weights.sum() < 2e-11
+
+
+@pytest.mark.parametrize(("rate", "drop"), [(0.05, 0.05), (0.2, 0.05), (0.9, 0.3)])
+def test_betting_wins_against_a_true_null_no_more_often_than_ville_allows(rate: float, drop: float) -> None:
+    rng = np.random.default_rng(20261121)
+    runs, delta = 800, 0.05
+    rejected = sum(paired_betting_p(draw_losses(rng, 300, rate, drop), drop) <= delta for _ in range(runs))
+    assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
+
+
+@pytest.mark.parametrize(("n", "drop"), [(20, 0.1), (60, 0.05), (200, 0.02)])
+def test_agreement_is_valid_by_enumeration_at_every_level(n: int, drop: float) -> None:
+    p = np.array([agreement_p(k, n, drop) for k in range(n + 1)])
+    for rate in np.linspace(drop, 1.0, 50):
+        weights = binom.pmf(np.arange(n + 1), n, rate)
+        assert all(weights[p <= level].sum() <= level + 1e-12 for level in (0.01, 0.05, *p))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -205,3 +206,12 @@ def test_state_of_another_certificate_is_left_alone() -> None:
     control = DriftController(USUAL)
     assert not control.restore(stranger.state)
     assert control.state.debt == 0.0
+
+
+@pytest.mark.parametrize(("differing", "within"), [(8.0, 8_000), (4.0, 20_000)])
+def test_other_traffic_raises_the_alarm(differing: float, within: int) -> None:
+    for seed in range(3):
+        node = Node(seed=seed)
+        node.drive(3_000)
+        assert not node.monitor.suspended
+        assert node.until(True, Traffic(differing), within) < within, f"seed {seed}"
