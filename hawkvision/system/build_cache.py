@@ -1,4 +1,4 @@
-"""Code that is compiled on the machine that runs it: each thing once, whoever asks for it, and never loaded damaged.
+"""Code that is compiled on the machine that runs it: each thing once for all who ask, and never loaded damaged.
 
     <cache>/compiled/<name>-<digest of all that decides the content>/   an entry: its files, and their SHA-256
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
-from urllib.parse import urlsplit
 
 import cv2
 import pytest
@@ -187,11 +186,6 @@ def refuses_to_start(*arguments: str) -> str:
     return ran.stderr
 
 
-def test_a_missing_model_names_the_command_that_builds_it(tmp_path: Path) -> None:
-    said = refuses_to_start("--cache-dir", str(tmp_path))
-    assert "hawkvision models build --task imagenet" in said
-
-
 def test_a_corrupt_model_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "models" / "imagenet" / "efficientnet_lite0_int8.onnx"
     broken.parent.mkdir(parents=True)
@@ -208,17 +202,6 @@ def test_certificates_for_other_models_are_refused(tmp_path: Path, cascade: None
     (tmp_path / "profile.json").write_bytes(seal(tmp_path / "profile.json"))
     said = refuses_to_start("--profile", str(tmp_path / "profile.json"))
     assert "certificates were made for efficientnet_lite0_int8 with sha256 000000" in said
-
-
-def test_a_port_in_use_is_explained(both: Up) -> None:
-    port = str(urlsplit(both.address("edge node")).port)
-    said = subprocess.run([sys.executable, "-m", "edge", "--port", port], capture_output=True, text=True)
-    assert said.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in said.stderr
-
-
-def test_listening_beyond_loopback_needs_a_key() -> None:
-    assert "api_key must be set" in refuses_to_start("--host", "0.0.0.0")
 
 
 def test_callers_without_the_key_learn_only_that_the_node_lives() -> None:

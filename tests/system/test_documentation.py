@@ -97,10 +97,6 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert pages.broken_links(page) == []
 
 
-def test_pages_that_are_run_hold_commands() -> None:
-    assert {block.page.name for block in COMMAND_BLOCKS if block.is_run} >= {"README.md", "quickstart.md"}
-
-
 @pytest.mark.parametrize("block", COMMAND_BLOCKS, ids=lambda block: block.place)
 def test_every_option_of_our_commands_is_in_the_reference(block: Block) -> None:
     for command in block.commands():

@@ -16,11 +16,8 @@ from hawkvision.system.child_server import ended
 from tests.system import pages
 
 README = pages.ROOT / "README.md"
-TEXT = README.read_text(encoding="utf-8")
 BLOCKS = pages.blocks(README)
 FIGURE = pages.ROOT / "docs" / "images" / "session.svg"
-MOST_LINES = 150
-MOST_WORDS = 1_000
 
 
 def columns(row: str) -> list[str]:
@@ -41,19 +38,6 @@ def figure_lines() -> list[str]:
 def answers(lines: list[str]) -> list[list[str]]:
     """The rows of `lines` that are about an image."""
     return [columns(line) for line in lines if re.match(r"\w+\.png ", line)]
-
-
-def test_readme_is_read_in_five_minutes() -> None:
-    assert len(TEXT.splitlines()) <= MOST_LINES
-    assert len(TEXT.split()) <= MOST_WORDS
-
-
-def test_first_screen_installs_starts_and_asks() -> None:
-    said = [command for block in BLOCKS for command in block.commands()]
-    assert any(command.startswith("pip install ") for command in said)
-    assert pages.SERVE in said
-    assert any(command.startswith("hawkvision classify ") for command in said)
-    assert any(command.startswith("curl ") for command in said)
 
 
 @pytest.mark.slow

@@ -326,23 +326,15 @@ def test_a_dead_node_is_unreachable() -> None:
 # ------------------------------------------------------------------------------------------------- starts and stops
 
 
-def test_a_restarted_node_is_found_again() -> None:
+@pytest.mark.parametrize("stopped_by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_node_is_found_again(stopped_by: signal.Signals) -> None:
     with running(*NOOP) as first:
         http, udp = first.port, offer_of(first.url)["port"]
         client = Client(first.url, transport="datagram")
         client.classify(IMAGE)
+        first.stop(stopped_by)
     with client, running("edge", "--port", str(http), "--datagram-port", str(udp), "--backend", "noop"):
         assert client.classify(IMAGE).top_k, "with another certificate, which the node made at its start"
-
-
-def test_a_killed_and_restarted_node_is_found_again() -> None:
-    with running(*NOOP) as first:
-        http, udp = first.port, offer_of(first.url)["port"]
-        client = Client(first.url, transport="datagram")
-        client.classify(IMAGE)
-        first.stop(signal.SIGKILL)
-    with client, running("edge", "--port", str(http), "--datagram-port", str(udp), "--backend", "noop"):
-        assert client.classify(IMAGE).top_k
 
 
 def test_stopping_answers_what_was_accepted_as_datagrams() -> None:

@@ -108,6 +108,7 @@ def test_it_waits_for_a_node_that_is_starting(start: Start, folder: Path) -> Non
     result = classify(str(folder / "b.jpg"), "--url", node.url, "--wait", "60")
     assert result.exit_code == 0, result.output
     assert "tabby" in result.stdout
+    assert len(node.bodies) == 4
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_a_place_to_draw_that_cannot_be_is_refused_before_anything_is_asked(
     assert (photos / "a.jpg").read_bytes() == before
 
 
-def test_odd_names_of_files_are_rows_of_one_line(start: Start, photos: Path, tmp_path: Path) -> None:
+def test_each_object_is_a_row_of_one_line_whatever_the_files_name(start: Start, photos: Path, tmp_path: Path) -> None:
     node, out = start((200, {}, json.dumps(FOUND.to_json()).encode())), tmp_path / "objects.csv"
     odd = [photos / "new\nline\x1b[31m.jpg", photos / os.fsdecode(b"no\xffunicode.jpg")]
     for path in odd:
@@ -185,9 +186,10 @@ def test_odd_names_of_files_are_rows_of_one_line(start: Start, photos: Path, tmp
     assert "\x1b" not in shown.stdout
     assert detect(*map(str, odd), "--url", node.url, "--out", str(out)).exit_code == 0
     with out.open(newline="", encoding="utf-8") as file:
-        assert [Path(row["image"]).name for row in csv.DictReader(file)][::2] == [
-            "new\nline\x1b[31m.jpg", "no\\udcffunicode.jpg",
-        ]  # fmt: skip
+        rows = list(csv.DictReader(file))
+    assert [Path(row["image"]).name for row in rows][::2] == ["new\nline\x1b[31m.jpg", "no\\udcffunicode.jpg"]
+    expected = [("dog", "0.9", "0.1", "0.9"), ("dog", "0.6", "0.5", "1.0")]
+    assert [(row["label"], row["confidence"], row["x1"], row["y2"]) for row in rows] == 2 * expected
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
@@ -195,17 +197,6 @@ def test_a_full_disk_is_said_in_a_line(start: Start, photos: Path) -> None:
     result = detect(str(photos), "--url", start().url, "--out", "/dev/full")
     assert result.exit_code == 1
     assert result.stderr == "error: --out: /dev/full: cannot write: No space left on device\n"
-
-
-def test_each_object_is_a_row_of_a_csv_file(start: Start, photos: Path, tmp_path: Path) -> None:
-    node, out = start((200, {}, json.dumps(FOUND.to_json()).encode())), tmp_path / "objects.csv"
-    result = detect(str(photos / "a.jpg"), "--url", node.url, "--out", str(out))
-    assert result.exit_code == 0, result.output
-    with out.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["label"], row["confidence"], row["x1"], row["y2"]) for row in rows] == [
-        ("dog", "0.9", "0.1", "0.9"), ("dog", "0.6", "0.5", "1.0"),
-    ]  # fmt: skip
 
 
 def test_a_task_of_any_kind_is_asked_with_infer(start: Start, photos: Path) -> None:

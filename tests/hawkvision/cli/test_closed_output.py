@@ -27,10 +27,7 @@ def node() -> Iterator[ServerProcess]:
 @pytest.mark.parametrize(
     "command",
     [
-        [*COMMAND, "--help"],
-        [*COMMAND, "--version"],
         [*COMMAND, "doctor", "--json"],
-        [*COMMAND, "dc", "environment"],
         [sys.executable, "-m", "loadgen", "run", "--help"],
         [sys.executable, "-m", "hawkvision.datacenter", "--help"],
     ],

@@ -2,10 +2,9 @@
 
 import json
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,35 +65,18 @@ answers = st.builds(
 
 def rounded(answer: Answer) -> Answer:
     """What `to_json` keeps of an answer."""
-    timing = answer.timing_ms
     return replace(
         answer,
         prediction=Classification(
             tuple(msgspec.structs.replace(p, confidence=round(p.confidence, 6)) for p in answer.top_k)
         ),
-        timing_ms=Timing(
-            round(timing.decode, 3),
-            round(timing.queue, 3),
-            round(timing.infer, 3),
-            round(timing.uplink, 3),
-            round(timing.dc, 3),
-            round(timing.total, 3),
-        ),
+        timing_ms=Timing(**{name: round(value, 3) for name, value in asdict(answer.timing_ms).items()}),
     )
 
 
 @given(answers)
 def test_answer_survives_the_wire_but_for_rounding(answer: Answer) -> None:
     assert answer_from_json(json.loads(json.dumps(answer.to_json())), Classification) == rounded(answer)
-
-
-@given(answers, st.data())
-def test_answer_with_a_part_missing_is_refused_by_its_name(answer: Answer, data: st.DataObject) -> None:
-    value = answer.to_json()
-    key = data.draw(st.sampled_from(["id", "task", "top_k", "model", "tier", "accuracy", "timing_ms"]))
-    del value[key]
-    with pytest.raises(BadReply, match=key):
-        answer_from_json(value, Classification)
 
 
 json_values = st.recursive(

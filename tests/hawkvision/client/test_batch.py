@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.client.asynchronous import AsyncClient
 from hawkvision.client.batch import AHEAD, in_order
 from hawkvision.client.blocking import Client
 from hawkvision.client.request import Image
@@ -57,17 +56,6 @@ def test_endless_images_are_taken_as_there_is_room_and_no_more_after_the_caller_
         assert taken == 2 * AHEAD
         outcomes.close()
     assert taken == 2 * AHEAD
-
-
-def test_async_batch_over_one_client(start: Start) -> None:
-    node = start()
-
-    async def scenario() -> list[object]:
-        async with AsyncClient(node.url, connections=3) as client:
-            return [outcome async for outcome in client.classify_batch([b"x"] * 20)]
-
-    assert asyncio.run(scenario()) == [ANSWER] * 20
-    assert len(node.peers) <= 3
 
 
 @given(st.lists(st.integers(0, 5), max_size=40), st.integers(1, 6))

@@ -90,22 +90,6 @@ def test_a_wrong_command_line_is_explained(words: list[str], says: str, capsys: 
     assert says in capsys.readouterr().err
 
 
-def test_help_shows_first_sentences_bounds_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        call(ask, ["--help"], "ask")
-    assert ended.value.code == 0
-    page = capsys.readouterr().out
-    shown = (
-        "Ask about images.\n\nAnd wait.",
-        "usage: ask [OPTIONS] IMAGES",
-        "--quality fast|best  What for. [default: fast]",
-        "\nLoad:\n  --rate NUMBER        Images per second. [more than 0]",
-        "Where to. [ASK_OUT]",
-    )
-    for part in shown:
-        assert part in page
-
-
 def test_a_command_is_found_by_its_words() -> None:
     assert run(NESTED, ["all", "other", "--x", "1"], "p") == 4
     assert SEEN.pop() == ("p all other", "--x", "1")
@@ -120,14 +104,6 @@ def test_an_unknown_command_or_word_is_refused(words: list[str], capsys: pytest.
         run(NESTED, words, "p")
     assert ended.value.code == 2
     assert "unrecognized arguments" in capsys.readouterr().err
-
-
-def test_help_of_a_group_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run(ALL, ["--help"], "p")
-    page = capsys.readouterr().out
-    assert "Everything." in page
-    assert "Ask:\n  ask      Ask about images.\n  nothing  Do nothing." in page
 
 
 def test_fields_of_a_struct_are_options_under_the_names_of_its_encoding() -> None:

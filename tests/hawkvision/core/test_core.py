@@ -1,4 +1,4 @@
-"""The innermost layer: errors, clock, trace context, answers."""
+"""The innermost layer: errors and trace context."""
 
 import inspect
 import pickle
@@ -8,11 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core import errors
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import HawkVisionError, Overloaded, TargetUnreachable
 from hawkvision.core.trace_context import parse_traceparent, start_trace
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, LabelledClass, Quality, Tier
-from hawkvision.tasks.classification import Classification
 
 KINDS = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HawkVisionError) and kind.code
@@ -36,29 +33,21 @@ def test_errors_survive_pickling_with_all_they_carry(kind: type[HawkVisionError]
     assert copy.body() == error.body()
 
 
-def test_error_codes_are_distinct_and_documented_in_the_tree() -> None:
-    concrete = [kind for kind in KINDS if kind.code != "error"]
-    codes = [kind.code for kind in concrete]
+def test_error_codes_are_distinct() -> None:
+    codes = [kind.code for kind in KINDS if kind.code != "error"]
     assert len(set(codes)) == len(codes)
-    assert errors.__doc__ is not None
-    undocumented = [kind.__name__ for kind in concrete if f" {kind.__name__} " not in errors.__doc__]
-    assert not undocumented
-
-
-def test_manual_clock_moves_only_forward() -> None:
-    clock = ManualClock(5.0)
-    clock.advance(1.5)
-    assert clock.now() == 6.5
-    with pytest.raises(ValueError, match="cannot go back"):
-        clock.advance(-1.0)
 
 
 def test_trace_context_round_trips_and_children_stay_in_the_trace() -> None:
     trace = start_trace()
     assert parse_traceparent(trace.header()) == trace
-    child = trace.child()
-    assert child.trace_id == trace.trace_id
+    assert trace.child().request_id == trace.named(trace.trace_id).request_id == trace.trace_id
+    child = trace.named("order-17").child()
+    assert (child.trace_id, child.request_id) == (trace.trace_id, "order-17")
     assert child.span_id != trace.span_id
+    later = parse_traceparent(f"01{trace.header()[2:]}-what-comes-next")
+    assert later is not None
+    assert later.span_id == trace.span_id
 
 
 @pytest.mark.parametrize(
@@ -77,29 +66,7 @@ def test_malformed_trace_headers_are_ignored(header: str | None) -> None:
     assert parse_traceparent(header) is None
 
 
-def test_later_trace_versions_with_more_fields_are_understood() -> None:
-    parsed = parse_traceparent("01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what-comes-next")
-    assert parsed is not None
-    assert parsed.span_id == "b7ad6b7169203331"
-
-
 @given(st.text(max_size=80))
 def test_any_trace_header_is_parsed_or_ignored(header: str) -> None:
     parsed = parse_traceparent(header)
     assert parsed is None or parsed.trace_id in header
-
-
-def test_an_answer_leads_with_its_most_probable_class() -> None:
-    guarantee = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.05, 0.05, 700)
-    answer = Answer(
-        "1",
-        "imagenet",
-        Classification((LabelledClass("cat", 3, 0.9), LabelledClass("dog", 4, 0.1))),
-        "m",
-        Tier.EDGE,
-        guarantee,
-    )
-    written = answer.to_json()
-    assert (written["label"], written["index"], written["confidence"]) == ("cat", 3, 0.9)
-    assert (answer.label, answer.index, answer.confidence) == ("cat", 3, 0.9)
-    assert written["accuracy"]["target"] == {"quality": "fast"}

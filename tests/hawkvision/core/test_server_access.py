@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.server_access import check_route_prefix, check_server_url
-
-PIECES = st.sampled_from(["http", "https", "ftp", ":", "//", "/", "h", "[::1]", ":80", "@", "?", "#", "..", "%2e", " "])
 
 
 @pytest.mark.parametrize(
@@ -42,6 +38,10 @@ def test_a_server_may_answer_below_a_path(url: str, parts: tuple[str, int | None
         ("http://dc/ü", "whose path is malformed"),
         ("dc:8090/vision", "expected http://HOST"),
         ("http:///vision", "expected http://HOST"),
+        ("http://a b", "expected http://HOST"),
+        ("http://h\n", "expected http://HOST"),
+        ("http://h:99999", "expected http://HOST"),
+        ("ftp://h", "expected http://HOST"),
         ("http://dc:0/vision", "expected http://HOST"),
     ],
 )
@@ -50,17 +50,6 @@ def test_other_urls_are_refused_with_the_reason_and_without_their_password(url: 
         check_server_url("edge.datacenter_url", url)
     assert str(caught.value).startswith("edge.datacenter_url: expected http://HOST[:PORT][/PATH]")
     assert "hidden" not in str(caught.value)
-
-
-@given(st.text(max_size=30) | st.lists(PIECES, max_size=9).map("".join))
-def test_any_text_is_a_url_that_paths_can_be_added_to_or_an_error(text: str) -> None:
-    try:
-        check_server_url("url", text)
-    except ConfigError:
-        return
-    again = check_server_url("url", f"{text.rstrip('/')}/v1/infer")
-    assert again.path.endswith("/v1/infer")
-    assert (again.query, again.fragment, again.username) == ("", "", None)
 
 
 @pytest.mark.parametrize("prefix", ["/", "/vision", "/a/b-c/d_e.f~g", "/v1"])

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edge.monitoring.state_store import StateFile
 from hawkvision.cascade.certification.profile_files import seal
@@ -78,13 +76,12 @@ def test_old_and_other_systems_are_warned_of(name: str, release: str, level: Lev
     reported(machine.system(name, release), level, name)
 
 
-@pytest.mark.parametrize(("hard", "level"), [(100, Level.PROBLEM), (512, Level.WARNING), (4096, Level.OK)])
+@pytest.mark.parametrize(
+    ("hard", "level"),
+    [(100, Level.PROBLEM), (512, Level.WARNING), (4096, Level.OK), (resource.RLIM_INFINITY, Level.OK)],
+)
 def test_too_few_open_files(hard: int, level: Level) -> None:
-    reported(machine.open_files((64, hard)), level, str(hard))
-
-
-def test_no_limit_of_open_files_is_no_problem() -> None:
-    reported(machine.open_files((1024, resource.RLIM_INFINITY)), Level.OK)
+    reported(machine.open_files((64, hard)), level, str(hard) if hard > 0 else "")
 
 
 def test_too_little_memory_is_told_with_what_limits_it(tmp_path: Path) -> None:
@@ -93,12 +90,6 @@ def test_too_little_memory_is_told_with_what_limits_it(tmp_path: Path) -> None:
     reported(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.WARNING, "50 MiB free", "the machine's")
     (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
     reported(machine.memory(machine.EDGE_BYTES, room(tmp_path)), Level.OK, "4096 MiB free")
-
-
-def test_this_machine_is_understood() -> None:
-    for check in (machine.processor, machine.kernels, machine.system, machine.user, machine.open_files):
-        assert check().found
-    assert machine.memory(1).level is Level.OK
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -269,24 +260,17 @@ def test_a_datacenter_that_is_not_there_or_something_else(peer: Peer) -> None:
     )
 
 
-def test_a_wrong_key_and_a_right_one() -> None:
-    """Of a real server that asks for one; an edge node does as the tier does, and lists no stages."""
-    with running("edge", "--port", "0", "--backend", "noop", "--api-key", "the-key-of-the-datacenter") as node:
-        reported(
-            only(network.datacenter(node.url, "another-key-than-the-one", {})), Level.PROBLEM, "HTTP 401", "API_KEY"
-        )
-        reported(only(network.datacenter(node.url, "the-key-of-the-datacenter", {})), Level.PROBLEM, "HTTP 404")
-        found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
-        reported(found, Level.OK, "a HawkVision server's")
-
-
-def test_a_datacenter_whose_authority_is_known_and_one_whose_is_not(tmp_path: Path) -> None:
+def test_a_datacenter_that_is_trusted_and_takes_the_key_and_others(tmp_path: Path) -> None:
+    """A real server that asks for a key; an edge node does as the tier does, and lists no stages."""
     authority = Authority(tmp_path)
     pair = authority.certify("node")
-    words = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key))
+    key = "the-key-of-the-datacenter"
+    words = ("--tls-certificate", str(pair.certificate), "--tls-key", str(pair.key), "--api-key", key)
     with running("edge", "--port", "0", "--backend", "noop", *words) as node:
-        reported(only(network.datacenter(node.url, None, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_ca")
-        reported(only(network.datacenter(node.url, None, {}, authority.client())), Level.PROBLEM, "HTTP 404")
+        reported(only(network.datacenter(node.url, key, {})), Level.PROBLEM, "cannot be reached", "edge.datacenter_ca")
+        wrong = only(network.datacenter(node.url, "another-key-than-the-one", {}, authority.client()))
+        reported(wrong, Level.PROBLEM, "HTTP 401", "API_KEY")
+        reported(only(network.datacenter(node.url, key, {}, authority.client())), Level.PROBLEM, "HTTP 404")
         found = network.port("127.0.0.1", node.port, socket.SOCK_STREAM, "edge.port")
         reported(found, Level.OK, "a HawkVision server's")
 
@@ -306,11 +290,6 @@ NOW = datetime.datetime(2026, 11, 27, 12, 0, 0, tzinfo=datetime.UTC)
 )
 def test_clocks_that_differ(date: str | None, level: Level, says: str) -> None:
     reported(network.clock("http://dc", date, NOW), level, says)
-
-
-@given(st.text())
-def test_no_date_that_a_server_sends_is_a_defect(date: str) -> None:
-    assert network.clock("http://dc", date, NOW).check == "clock"
 
 
 # --------------------------------------------------------------------------------------------------- together

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import stat
@@ -16,21 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
 from hawkvision.core.server_access import MIN_KEY_CHARACTERS, clean_key, own_key
-from hawkvision.servers.keyfile import KeyEntry, Scope, add_key, entry_of, read_keys, remove_key
+from hawkvision.servers.keyfile import Scope, add_key, entry_of, read_keys, remove_key
 from hawkvision.servers.keys import EITHER, INFER, OBSERVE, OPERATE, Keys, needed_scopes, prove
 
 KEY = "0123456789abcdef"
 EXPORTER = bytes(range(32))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -164,16 +156,6 @@ def test_a_broken_file_is_refused_by_name_and_place(path: Path, text: str | byte
     assert str(path) in str(caught.value)
 
 
-@given(st.binary(max_size=200))
-def test_no_file_makes_anything_but_keys_or_a_clear_error(
-    tmp_path_factory: pytest.TempPathFactory, text: bytes
-) -> None:
-    path = tmp_path_factory.mktemp("keys") / "keys.toml"
-    path.write_bytes(text)
-    with contextlib.suppress(ConfigError):
-        assert all(isinstance(entry, KeyEntry) for entry in read_keys(path).values())
-
-
 # ----------------------------------------------------------------------------------------------- identifying
 
 
@@ -251,50 +233,32 @@ def test_what_a_request_needs(method: str, path: str, needed: frozenset[Scope]) 
     assert needed_scopes(method, path) == needed
 
 
-@given(st.text(max_size=12), st.text(max_size=40))
-def test_only_what_reads_or_infers_goes_without_operate(method: str, path: str) -> None:
-    if method not in ("GET", "HEAD", "POST"):
-        assert needed_scopes(method, path) == OPERATE
-
-
 # ----------------------------------------------------------------------------------------------------- rates
 
 
 def test_a_rate_allows_a_seconds_worth_at_once_and_then_so_many_a_second(path: Path) -> None:
     key = add_key(path, "camera", [Scope.INFER], rate=4.0)
-    clock = Clock()
-    keys = Keys(keys_file=path, clock=clock)
+    clock = ManualClock()
+    keys = Keys(keys_file=path, clock=clock.now)
     for _ in range(4):
         keys.authorize(bearer(key), INFER)
     with pytest.raises(Overloaded, match="'camera' has used up its 4 requests a second") as caught:
         keys.authorize(bearer(key), INFER)
     assert caught.value.retry_after_s == pytest.approx(0.25)
-    clock.now += caught.value.retry_after_s
+    clock.advance(caught.value.retry_after_s)
     keys.authorize(bearer(key), INFER)
     with pytest.raises(Overloaded):
         keys.authorize(bearer(key), INFER)
-    clock.now += 3600.0
+    clock.advance(3600.0)
     for _ in range(4):
         keys.authorize(bearer(key), INFER)
     with pytest.raises(Overloaded):
         keys.authorize(bearer(key), INFER)
 
 
-def test_less_than_one_request_a_second_is_a_rate_too(path: Path) -> None:
-    key = add_key(path, "slow", [Scope.INFER], rate=0.1)
-    clock = Clock()
-    keys = Keys(keys_file=path, clock=clock)
-    keys.authorize(bearer(key), INFER)
-    clock.now += 9.0
-    with pytest.raises(Overloaded):
-        keys.authorize(bearer(key), INFER)
-    clock.now += 1.0
-    keys.authorize(bearer(key), INFER)
-
-
 def test_what_is_refused_for_its_scope_costs_nothing(path: Path) -> None:
     key = add_key(path, "camera", [Scope.INFER], rate=1.0)
-    keys = Keys(keys_file=path, clock=Clock())
+    keys = Keys(keys_file=path, clock=ManualClock().now)
     for _ in range(3):
         with pytest.raises(Forbidden):
             keys.authorize(bearer(key), OPERATE)
@@ -321,7 +285,7 @@ def test_a_reload_takes_keys_in_and_puts_others_out(path: Path) -> None:
 
 def test_a_reload_gives_nobody_a_new_allowance(path: Path) -> None:
     key = add_key(path, "camera", [Scope.INFER], rate=1.0)
-    keys = Keys(keys_file=path, clock=Clock())
+    keys = Keys(keys_file=path, clock=ManualClock().now)
     keys.authorize(bearer(key), INFER)
     keys.reload()
     with pytest.raises(Overloaded):

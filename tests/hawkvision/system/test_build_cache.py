@@ -12,13 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hawkvision.core.errors import BackendError, CompileError
 from hawkvision.system.build_cache import ABANDONED_S, SUMS, VARIABLE, build_cache_dir, build_once, is_intact, tidy
 from hawkvision.system.files import check_ours
-from tests.fuzz.examples import examples
 
 NOW = 1e9
 
@@ -63,16 +60,6 @@ def test_what_is_damaged_or_missing_is_built_again(
     build_once(entry, writing(b"code"))
     assert is_intact(entry)
     assert "damaged; built again" in caplog.text
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(st.binary(min_size=1, max_size=200), st.data())
-def test_whatever_changes_in_a_file_is_noticed(
-    tmp_path_factory: pytest.TempPathFactory, code: bytes, data: st.DataObject
-) -> None:
-    entry = build_once(tmp_path_factory.mktemp("cache") / "thing-1", writing(code))
-    (entry / "library.so").write_bytes(data.draw(st.binary(max_size=200).filter(lambda drawn: drawn != code)))
-    assert not is_intact(entry)
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:

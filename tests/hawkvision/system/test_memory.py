@@ -19,59 +19,61 @@ from tests.waiting import until
 MB = 1024 * 1024
 
 
-def system(
-    tmp_path: Path, cgroup: str, mountinfo: str, files: dict[str, str], available_kb: int = 8 * MB
-) -> tuple[Path, Path]:
-    """A `/proc` that says so, and where groups are mounted; `{top}` stands for that."""
-    proc, top = tmp_path / "proc", tmp_path / "groups"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable:   {available_kb} kB\n")
-    (proc / "self" / "cgroup").write_text(cgroup)
-    (proc / "self" / "mountinfo").write_text(mountinfo.format(top=top))
-    top.mkdir()
-    for name, text in files.items():
-        path = top / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return proc, top
-
-
 V2 = "30 23 0:26 / {top} rw,nosuid - cgroup2 cgroup2 rw\n"
 V1 = "35 31 0:32 {root} {top} rw - cgroup cgroup rw,memory\n36 31 0:33 / /elsewhere rw - cgroup cgroup rw,cpu\n"
 
 
-def test_the_least_limit_of_a_group_and_those_above_it_counts(tmp_path: Path) -> None:
-    files = {
-        "a/memory.max": f"{300 * MB}\n",
-        "a/memory.current": f"{100 * MB}\n",
-        "a/b/memory.max": "max\n",
-        "a/b/memory.current": f"{90 * MB}\n",
-    }
-    proc, top = system(tmp_path, "0::/a/b\n", V2, files)
-    assert (room(proc).free_bytes, room(proc).limited_by) == (200 * MB, f"cgroup {top}/a")
-
-
-def test_page_cache_that_can_go_is_free(tmp_path: Path) -> None:
-    files = {
-        "memory.max": str(300 * MB),
-        "memory.current": str(250 * MB),
-        "memory.stat": f"anon 5\ninactive_file {150 * MB}\n",
-    }
-    proc, _ = system(tmp_path, "0::/\n", V2, files)
-    assert room(proc).free_bytes == 200 * MB
-
-
-@pytest.mark.parametrize("root", ["/", "/docker/abc"])
-def test_a_container_sees_its_own_group_at_the_top_of_the_mount(tmp_path: Path, root: str) -> None:
-    files = {"memory.limit_in_bytes": str(128 * MB), "memory.usage_in_bytes": str(28 * MB)}
-    proc, top = system(tmp_path, "4:cpu:/x\n7:memory:/docker/abc\n0::/\n", V1.replace("{root}", root), files)
-    assert (room(proc).free_bytes, room(proc).limited_by) == (100 * MB, f"cgroup {top}")
-
-
-def test_a_group_of_version_1_without_a_limit_leaves_the_machine(tmp_path: Path) -> None:
-    files = {"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n"}
-    proc, _ = system(tmp_path, "7:memory:/\n", V1.replace("{root}", "/"), files, available_kb=1024)
-    assert (room(proc).free_bytes, room(proc).limited_by) == (MB, "the machine's available memory")
+@pytest.mark.parametrize(
+    ("cgroup", "mounts", "files", "free_mb", "limited_by"),
+    [
+        (
+            "0::/a/b\n",
+            V2,
+            {"a/memory.max": 300, "a/memory.current": 100, "a/b/memory.max": "max\n", "a/b/memory.current": 90},
+            200,
+            "cgroup {top}/a",
+        ),
+        (
+            "0::/\n",
+            V2,
+            {"memory.max": 300, "memory.current": 250, "memory.stat": f"anon 5\ninactive_file {150 * MB}\n"},
+            200,
+            "cgroup {top}",
+        ),
+        *(
+            (
+                "4:cpu:/x\n7:memory:/docker/abc\n0::/\n",
+                V1.replace("{root}", root),
+                {"memory.limit_in_bytes": 128, "memory.usage_in_bytes": 28},
+                100,
+                "cgroup {top}",
+            )
+            for root in ("/", "/docker/abc")
+        ),
+        (
+            "7:memory:/\n",
+            V1.replace("{root}", "/"),
+            {"memory.limit_in_bytes": "9223372036854771712\n", "memory.usage_in_bytes": "5\n"},
+            8192,
+            "the machine's available memory",
+        ),
+        ("\x00odd::", "30 / {top} -", {}, 8192, "the machine's available memory"),
+    ],
+    ids=["the least above it", "page cache is free", "a container", "a container's mount", "no limit", "odd text"],
+)
+def test_room_is_what_the_least_limit_leaves(
+    tmp_path: Path, cgroup: str, mounts: str, files: dict[str, int | str], free_mb: int, limited_by: str
+) -> None:
+    """A `/proc` that says so; `{top}` is where groups are mounted, and numbers are MiB."""
+    proc, top = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable:   {8 * MB} kB\n")
+    (proc / "self" / "cgroup").write_text(cgroup)
+    (proc / "self" / "mountinfo").write_text(mounts.format(top=top))
+    for name, text in files.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text if isinstance(text, str) else f"{text * MB}\n")
+    assert (room(proc).free_bytes, room(proc).limited_by) == (free_mb * MB, limited_by.format(top=top))
 
 
 def test_a_limit_of_address_space_counts() -> None:
@@ -81,17 +83,6 @@ def test_a_limit_of_address_space_counts() -> None:
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.split() == ["RLIMIT_AS", "True"]
-
-
-@given(*[st.text(max_size=60)] * 3)
-def test_whatever_the_kernel_writes_there_is_an_answer(
-    tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str, meminfo: str
-) -> None:
-    proc = tmp_path_factory.mktemp("odd")
-    (proc / "self").mkdir()
-    for name, text in (("self/cgroup", cgroup), ("self/mountinfo", mountinfo), ("meminfo", meminfo)):
-        (proc / name).write_text(text, encoding="utf-8", errors="replace")
-    assert room(proc).free_bytes >= 0
 
 
 def test_a_budget_is_divided_so_that_no_request_takes_it_all() -> None:

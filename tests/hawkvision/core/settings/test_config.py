@@ -38,13 +38,6 @@ def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
     assert (config.port, config.workers, config.max_queue, config.task) == (3, 2, 1, "imagenet")
 
 
-def test_lists_are_comma_separated_outside_files() -> None:
-    config = load_config(
-        EdgeConfig, environ={"HAWKVISION_EDGE_ONNX_PROVIDERS": "CUDAExecutionProvider,CPUExecutionProvider"}
-    )
-    assert config.onnx_providers == ("CUDAExecutionProvider", "CPUExecutionProvider")
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -61,14 +54,70 @@ def test_mistakes_in_files_are_named(tmp_path: Path, text: str, says: str) -> No
         load_config(EdgeConfig, write(tmp_path, text), environ={})
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+THERE = {"datacenter_url": "http://h:1/a/"}
+TWO = {"tasks": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        *((EdgeConfig, {key: ""}, key) for key in ("cache_dir", "profile", "variant", "datacenter_api_key")),
+        (EdgeConfig, {"datacenter_url": "h:8090"}, r"edge\.datacenter_url: expected http://HOST"),
+        (
+            EdgeConfig,
+            {"datacenter_transport": "auto"},
+            r"edge\.datacenter_transport = 'auto': missing edge\.datacenter_url",
+        ),
+        (EdgeConfig, {**THERE, "datacenter_transport": "pigeon"}, r"\$\.datacenter_transport"),
+        (EdgeConfig, {"audit_share": 0.3}, r"\$\.audit_share"),
+        (EdgeConfig, {"audit_share": -0.1}, r"\$\.audit_share"),
+        (EdgeConfig, {"max_streams": 0}, r"\$\.max_streams"),
+        (EdgeConfig, {"tasks": ["a", "a"]}, "edge.tasks: expected each task once, got a, a"),
+        (EdgeConfig, {"tasks": ["a"], "task": "b"}, "task and tasks are both given"),
+        (EdgeConfig, {**TWO, "variant": "x"}, r"edge.variant = 'x' is of one task.*a.variant=x"),
+        (EdgeConfig, {**TWO, "memory_bytes": 40_000_000}, "at least 33554432 for each of 2 tasks"),
+        (EdgeConfig, {**TWO, "task_settings": ["b.backend=x"]}, r"b.backend=x: Expected one of auto"),
+        (EdgeConfig, {**TWO, "task_settings": ["b.port=1"]}, "'port' is no setting of a task; those are variant"),
+        (EdgeConfig, {**TWO, "task_settings": ["c.workers=1"]}, "of task 'c'; served are a, b"),
+        (EdgeConfig, {"task_settings": ["workers=1"]}, "expected TASK.SETTING=VALUE, got 'workers=1'"),
+        (EdgeConfig, {"task": "a", "task_settings": ["a.workers=1", "a.workers=2"]}, "a.workers is given twice"),
+        (DatacenterConfig, {"profile": "p"}, "unknown field `profile`"),
+        (DatacenterConfig, {"tasks": ["c", "d", "c"]}, r"dc\.tasks: expected each task once, got c, d, c"),
+        *(
+            (DatacenterConfig, {"app_name": name}, r"dc\.app_name: expected at most 63 letters")
+            for name in ("", "-eyes", "two words", "a#b", "a/b", "x" * 64)
+        ),
+        (DatacenterConfig, {"route_prefix": "vision"}, r"dc\.route_prefix: expected / or a path"),
+        (DatacenterConfig, {"min_replicas": 3}, r"dc\.min_replicas = 3: expected at most dc\.max_replicas = 1"),
+        (
+            DatacenterConfig,
+            {"max_replicas": 4, "target_ongoing_requests": 40},
+            r"dc\.target_ongoing_requests = 40: expected at most dc\.max_ongoing_requests = 32",
+        ),
+        (DatacenterConfig, {"max_replicas_per_node": 0}, r"Expected `int` >= 1 - at `\$\.max_replicas_per_node`"),
+        (DatacenterConfig, {"num_cpus": 0}, r"Expected `float` > 0.0 - at `\$\.num_cpus`"),
+    ],
+)
+def test_mistakes_in_settings_are_named(kind: Any, given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(kind, overrides=given, environ={})
+
+
+def test_mistakes_in_variables_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"environment HAWKVISION_EDGE_\*.*prot"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROT": "1"})
+    with pytest.raises(ConfigError, match="cache_dir"):
+        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_CACHE_DIR": ""})
+    assert load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": ""}).variants == ()
+    with pytest.raises(ConfigError, match=r"length >= 1.*\$\.variants\[1\]"):
+        load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": "committee,"})
     with pytest.raises(ConfigError, match=r"none\.toml: no such configuration file"):
         load_config(EdgeConfig, tmp_path / "none.toml", environ={})
 
 
-def test_unknown_variables_are_mistakes_too() -> None:
-    with pytest.raises(ConfigError, match=r"environment HAWKVISION_EDGE_\*.*prot"):
-        load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROT": "1"})
+def test_a_target_does_not_matter_where_the_number_of_replicas_is_fixed() -> None:
+    given = {"target_ongoing_requests": 40, "max_ongoing_requests": 1}
+    assert load_config(DatacenterConfig, overrides=given, environ={}).target_ongoing_requests == 40.0
 
 
 @pytest.mark.parametrize(("written", "read"), [("A, B", ("A", "B")), (" A ,B ", ("A", "B")), ("A", ("A",))])
@@ -77,56 +126,11 @@ def test_blanks_around_the_words_of_a_list_mean_nothing(written: str, read: tupl
     assert up(EdgeConfig, ["--onnx-providers", written]).onnx_providers == read
 
 
-def test_empty_list_is_the_default_of_variants_and_an_empty_word_is_a_mistake() -> None:
-    assert load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": ""}).variants == ()
-    with pytest.raises(ConfigError, match=r"length >= 1.*\$\.variants\[1\]"):
-        load_config(DatacenterConfig, environ={"HAWKVISION_DC_VARIANTS": "committee,"})
-
-
 def test_paths_begin_at_home_where_they_say_so(tmp_path: Path) -> None:
     config = load_config(EdgeConfig, write(tmp_path, '[edge]\ncache_dir = "~/models"\n'), environ={})
     assert config.cache_dir == Path.home() / "models"
     with pytest.raises(ConfigError, match=r"~nobody-of-that-name/x.*\$\.profile"):
         load_config(EdgeConfig, environ={"HAWKVISION_EDGE_PROFILE": "~nobody-of-that-name/x"})
-
-
-@pytest.mark.parametrize(
-    "key", ["cache_dir", "models_dir", "profile", "variant", "datacenter_url", "datacenter_api_key"]
-)
-def test_a_setting_left_empty_in_a_template_is_a_mistake_not_a_value(key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": ""})
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["127.0.0.1:8090", "localhost", "http://[::1", "http://h:99999", "http://h:0", "http://", "ftp://h", "http://a b",
-     "http://h?x=1", "http://h#f", "http://h:port", "http://me:secret@h", "http://h\n"],
-)  # fmt: skip
-def test_datacenter_url_that_can_never_work_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"edge\.datacenter_url: expected http://HOST"):
-        load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={})
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1:8090",
-        "https://dc.example/",
-        "http://[::1]:80",
-        "HTTP://h",
-        "http://h/vision",
-        "https://h:1/a/b/",
-    ],
-)
-def test_datacenter_url_that_can_work_is_taken(url: str) -> None:
-    assert load_config(EdgeConfig, overrides={"datacenter_url": url}, environ={}).datacenter_url == url
-
-
-@pytest.mark.parametrize("key", ["grpc_port", "profile"])
-def test_settings_that_nothing_reads_are_unknown(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown field `{key}`"):
-        load_config(DatacenterConfig, environ={f"HAWKVISION_DC_{key.upper()}": "1"})
 
 
 @pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
@@ -150,36 +154,10 @@ def test_loopback_is_recognised(host: str, expected: bool) -> None:
 
 def test_every_setting_is_an_option(tmp_path: Path) -> None:
     words = ["--port", "0", "--onnx-providers", "A,B", "--config", str(write(tmp_path, "[edge]\nworkers = 3\n"))]
+    words += ["--audit-share", "0", "--datacenter-url", THERE["datacenter_url"], "--datacenter-transport", "tcp"]
     config = up(EdgeConfig, words)
     assert (config.port, config.onnx_providers, config.workers) == (0, ("A", "B"), 3)
-
-
-@pytest.mark.parametrize(
-    ("key", "written"), [("audit_share", "0.3"), ("audit_share", "-0.1"), ("max_streams", "0"), ("state_file", "")]
-)
-def test_settings_of_online_control_have_bounds(key: str, written: str) -> None:
-    with pytest.raises(ConfigError, match=rf"\$\.{key}"):
-        load_config(EdgeConfig, environ={f"HAWKVISION_EDGE_{key.upper()}": written})
-
-
-def test_audits_can_be_turned_off_and_state_kept(tmp_path: Path) -> None:
-    words = ["--audit-share", "0", "--state-file", str(tmp_path / "state"), "--certificates", "site.json"]
-    config = up(EdgeConfig, words)
-    assert (config.audit_share, config.state_file, config.certificates) == (0.0, tmp_path / "state", Path("site.json"))
-
-
-def test_a_transport_to_nowhere_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"edge\.datacenter_transport = 'auto': missing edge\.datacenter_url"):
-        load_config(EdgeConfig, overrides={"datacenter_transport": "auto"}, environ={})
-
-
-def test_transports_are_tcp_datagram_or_auto() -> None:
-    there = {"datacenter_url": "http://127.0.0.1:8090"}
-    for transport in ("tcp", "datagram", "auto"):
-        config = load_config(EdgeConfig, overrides={**there, "datacenter_transport": transport}, environ={})
-        assert config.datacenter_transport == transport
-    with pytest.raises(ConfigError, match=r"\$\.datacenter_transport"):
-        load_config(EdgeConfig, overrides={**there, "datacenter_transport": "pigeon"}, environ={})
+    assert (config.audit_share, config.datacenter_url, config.datacenter_transport) == (0.0, "http://h:1/a/", "tcp")
 
 
 KUBERNETES = {
@@ -232,16 +210,6 @@ def test_a_switch_may_be_given_without_a_value(words: list[str], expected: bool)
     assert up(EdgeConfig, words).allow_plain_http is expected
 
 
-@pytest.mark.parametrize("kind", [EdgeConfig, DatacenterConfig])
-def test_help_names_every_setting_under_its_topic(kind: type, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        up(kind, ["--help"])
-    assert ended.value.code == 0
-    topics = dict(topic.split(":\n", 1) for topic in capsys.readouterr().out.split("\n\n") if ":\n" in topic)
-    for setting in settings_of(kind):
-        assert f"  {setting.flag} " in topics[setting.topic]
-
-
 @pytest.mark.parametrize(("words", "says"), [(["--prot", "1"], "--prot"), (["--port"], "--port"), (["x"], "x")])
 def test_words_that_are_no_options_are_a_wrong_command_line(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str]
@@ -250,22 +218,6 @@ def test_words_that_are_no_options_are_a_wrong_command_line(
         up(EdgeConfig, words)
     assert ended.value.code == 2
     assert says in capsys.readouterr().err
-
-
-def test_each_task_of_a_datacenter_is_named_once() -> None:
-    with pytest.raises(ConfigError, match=r"dc\.tasks: expected each task once, got digits, shapes, digits"):
-        load_config(DatacenterConfig, overrides={"tasks": ["digits", "shapes", "digits"]}, environ={})
-
-
-@pytest.mark.parametrize("name", ["", "-eyes", "two words", "a#b", "a/b", "x" * 64])
-def test_an_application_name_that_ray_serve_could_not_use_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"dc\.app_name: expected at most 63 letters"):
-        load_config(DatacenterConfig, overrides={"app_name": name}, environ={})
-
-
-def test_a_malformed_route_prefix_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"dc\.route_prefix: expected / or a path"):
-        load_config(DatacenterConfig, overrides={"route_prefix": "vision"}, environ={})
 
 
 def test_of_a_task_and_several_tasks_the_later_source_wins(tmp_path: Path) -> None:
@@ -284,22 +236,3 @@ def test_tasks_share_bounds_in_equal_parts_and_override_settings() -> None:
     a, b = settings_of_tasks(config).values()
     assert (a.task, a.variant, a.max_queue, a.memory_bytes, a.backend) == ("a", None, 128, 50_000_000, "auto")
     assert (b.task, b.variant, b.max_queue, b.memory_bytes, b.backend) == ("b", "small", 3, 50_000_000, "noop")
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"tasks": ["a", "a"]}, "edge.tasks: expected each task once, got a, a"),
-        ({"tasks": ["a"], "task": "b"}, "task and tasks are both given"),
-        ({"tasks": ["a", "b"], "variant": "x"}, r"edge.variant = 'x' is of one task.*a.variant=x"),
-        ({"tasks": ["a", "b"], "memory_bytes": 40_000_000}, "at least 33554432 for each of 2 tasks"),
-        ({"tasks": ["a", "b"], "task_settings": ["b.backend=x"]}, r"b.backend=x: Expected one of auto"),
-        ({"tasks": ["a", "b"], "task_settings": ["b.port=1"]}, "'port' is no setting of a task; those are variant"),
-        ({"tasks": ["a", "b"], "task_settings": ["c.workers=1"]}, "of task 'c'; served are a, b"),
-        ({"task_settings": ["workers=1"]}, "expected TASK.SETTING=VALUE, got 'workers=1'"),
-        ({"task": "a", "task_settings": ["a.workers=1", "a.workers=2"]}, "a.workers is given twice"),
-    ],
-)
-def test_mistakes_about_several_tasks_are_named(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load_config(EdgeConfig, overrides=given, environ={})

@@ -58,6 +58,8 @@ def test_settings_of_a_feature_come_from_file_environment_and_command_line(insta
     file.write_text('[edge]\nlamp_colour = "green"\nlamp_watts = 2.0\n')
     from lamp_feature import Lamp  # type: ignore[import-not-found]
 
+    assert EdgeConfig().feature(Lamp) == Lamp()
+
     config = load_config(
         EdgeConfig, file, {"lamp_names": ("a",)}, {"HAWKVISION_EDGE_LAMP_WATTS": "3", "HAWKVISION_EDGE_PORT": "9"}
     )
@@ -65,20 +67,6 @@ def test_settings_of_a_feature_come_from_file_environment_and_command_line(insta
     assert config.port == 9
     parsed = read_command_line(EdgeConfig, ["--lamp-colour", "green", "--lamp-names", "a, b"], "edge", "")
     assert parsed.feature(Lamp) == Lamp(colour="green", names=("a", "b"))
-
-
-def test_help_lists_settings_of_features(
-    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    install(lamp="EDGE")
-    with pytest.raises(SystemExit):
-        read_command_line(EdgeConfig, ["--help"], "edge", "")
-    page = capsys.readouterr().out
-    assert "--lamp-colour" in page
-    assert "red|green" in page
-    assert "--lamp-watts" in page
-    assert "--features" not in page
 
 
 @pytest.mark.parametrize(
@@ -101,13 +89,6 @@ def test_a_feature_of_one_server_is_unknown_to_the_other(install: Install) -> No
     install(lamp="EDGE")
     with pytest.raises(ConfigError, match="unknown field `lamp_watts`"):
         load_config(DatacenterConfig, environ={"HAWKVISION_DC_LAMP_WATTS": "1"})
-
-
-def test_a_feature_that_is_not_loaded_has_its_defaults(install: Install) -> None:
-    install(lamp="EDGE")
-    from lamp_feature import Lamp
-
-    assert EdgeConfig().feature(Lamp) == Lamp()
 
 
 @pytest.mark.parametrize(
