@@ -104,10 +104,6 @@ def test_answers_and_errors_may_be_read_by_pages_of_a_listed_origin_and_no_other
     assert [vary(reply) for reply in (ours, others)] == [{"origin"}, {"origin"}]
 
 
-def test_a_cache_is_told_that_answers_depend_on_the_origin(listed: ServerProcess) -> None:
-    assert vary(asked(listed, "GET", "/v1/targets", None, KEY)) == {"origin"}
-
-
 def test_without_the_setting_no_cors_headers_are_sent(caller: Caller) -> None:
     reply = caller.classify(encoded(), "quality=fast", Origin=SHOP)
     assert reply.status == 200

@@ -98,10 +98,6 @@ def test_the_description_of_a_node_without_keys_is_served(caller: Caller) -> Non
     assert caller.get("/openapi.json").json == json.loads(json.dumps(openapi.document(keys=False)))
 
 
-def test_the_licence_of_the_viewer_is_part_of_the_package() -> None:
-    assert "Apache License" in (openapi.SWAGGER_UI / "LICENSE").read_text()
-
-
 def subclasses(error: type[HawkVisionError]) -> Iterator[type[HawkVisionError]]:
     for each in error.__subclasses__():
         yield each

@@ -75,9 +75,3 @@ def test_lines_about_a_request_carry_its_id_and_all_lines_are_json_if_that_is_se
     others = [line for line in lines(node) if line not in about]
     assert {line["request_id"] for line in others} == {None}
     assert any("backend noop" in str(line["message"]) for line in others), "an operator sees what runs"
-
-
-def test_the_level_is_a_setting() -> None:
-    with running("edge", "--port", "0", "--backend", "noop", "--log-level", "error") as node:
-        assert node.stop() == 0
-    assert "INFO" not in node.output()
