@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -47,15 +48,25 @@ def settings_page() -> str:
 
 
 def cli_page() -> str:
-    """Every command with its arguments and options."""
+    """Every command with its arguments and options; those that `SHARED` commands take alike are described once."""
+    described = {
+        name: [(f"`{o.flag}`", _escaped(_value(o)), _escaped(_meaning(o))) for o in options_of(command)]
+        for name, command in commands()
+        if name not in SETTINGS_OF and not isinstance(command, Program)
+    }
+    uses = Counter(row for rows in described.values() for row in rows)
+    shared = [row for row, count in uses.items() if count >= SHARED]
     lines = ["# Command line", "", MADE_BY, "", "Every command explains itself with `--help`."]
+    lines += ["", "## Options of several commands", "", *_table(("option", "value", "meaning"), shared)]
     for name, command in commands():
         lines += ["", f"## `{name}`", "", _escaped(summary_of(command))]
         if name in SETTINGS_OF:
             lines += ["", f"Its options are `--config FILE` and every [setting](settings.md#{SETTINGS_OF[name]})."]
-        elif not isinstance(command, Program) and (options := options_of(command)):
-            rows = ((f"`{o.flag}`", _escaped(_value(o)), _escaped(_meaning(o))) for o in options)
-            lines += ["", *_table(("option", "value", "meaning"), rows)]
+        rows = described.get(name, [])
+        if own := [row for row in rows if row not in shared]:
+            lines += ["", *_table(("option", "value", "meaning"), own)]
+        if taken := [row[0] for row in rows if row in shared]:
+            lines += ["", f"It also takes {', '.join(taken)}: see [above](#options-of-several-commands)."]
     return "\n".join(lines) + "\n"
 
 
@@ -131,6 +142,8 @@ SETTINGS_OF: Final = {
     "hawkvision dc deploy": "datacenter-tier",
 }
 """Commands that take all settings of a server, and where these are described."""
+SHARED: Final = 5
+"""Commands from which on an option that means the same in all of them is described once."""
 
 
 def commands() -> Iterator[tuple[str, Command | Program]]:
