@@ -7,7 +7,6 @@ that no caller can grow the number of series.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from prometheus_client import (
@@ -48,32 +47,26 @@ class KeyRequestsCollector(Collector):
         yield family
 
 
-@dataclass(frozen=True, slots=True)
-class TlsState:
-    """State of a server's TLS."""
-
-    expires: float
-    """Expiry of its certificate, in seconds since 1970."""
-    handshakes_failed: int
-
-
 class TlsCollector(Collector):
-    """State of a server's TLS, read at each scrape."""
+    """State of a server's TLS, read at each scrape.
 
-    def __init__(self, prefix: str, read: Callable[[], TlsState]) -> None:
+    `read` gives the expiry of its certificate, in seconds since 1970, and the number of failed handshakes.
+    """
+
+    def __init__(self, prefix: str, read: Callable[[], tuple[float, int]]) -> None:
         self._prefix = prefix
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
         """The metric families of one scrape."""
-        state = self._read()
+        expires, handshakes_failed = self._read()
         yield GaugeMetricFamily(
             f"{self._prefix}_tls_certificate_expiry_timestamp_seconds",
             "When the server's certificate expires",
-            state.expires,
+            expires,
         )
         yield CounterMetricFamily(
-            f"{self._prefix}_tls_handshake_failures", "Callers whose TLS handshake failed", state.handshakes_failed
+            f"{self._prefix}_tls_handshake_failures", "Callers whose TLS handshake failed", handshakes_failed
         )
 
 
@@ -113,7 +106,7 @@ class EdgeMetrics:
         """Publish the requests by key."""
         self.registry.register(KeyRequestsCollector("hawkvision_key_requests", read))
 
-    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+    def watch_tls(self, read: Callable[[], tuple[float, int]]) -> None:
         """Publish the state of the server's TLS."""
         self.registry.register(TlsCollector("hawkvision", read))
 

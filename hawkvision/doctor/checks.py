@@ -7,19 +7,25 @@ import socket
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from edge.monitoring.certificate_reload import stage_of
 from hawkvision.cascade.certification.profile_files import load_profile_of
+from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig, default_state_file
 from hawkvision.core.settings.load import ConfigT, load_config, settings_of_tasks
 from hawkvision.datacenter.deployment.ray_settings import check_ray
 from hawkvision.datacenter.launch.isolation import why_not_private
 from hawkvision.datacenter.stages.catalog import TaskFailure, load_catalogs
-from hawkvision.doctor import access, files, machine, network, onnx_runtime
+from hawkvision.doctor import files, machine, network, onnx_runtime
 from hawkvision.doctor.findings import Check, Finding, examine, ok, problem, warning
 from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
-from hawkvision.servers.tls import datacenter_certificates
+from hawkvision.servers.keys import Keys
+from hawkvision.servers.tls import datacenter_certificates, server_certificates
 from hawkvision.transport.settings import DatagramSettings
+
+SOON: Final = datetime.timedelta(days=14)
+"""Half of the time before expiry at which certbot renews certificates (30 days)."""
 
 
 def examine_edge(path: Path | None) -> Iterator[Finding]:
@@ -74,7 +80,7 @@ def _edge_checks(config: EdgeConfig) -> Iterable[tuple[str, Check]]:
             yield f"models{of_task}", partial(_edge_models, each)
             yield f"profile{of_task}", partial(_profile, each)
         yield f"state file{of_task}", partial(_state_file, each)
-    yield "keys and TLS", partial(access.access, config, "edge", _now())
+    yield "keys and TLS", partial(access, config, "edge", _now())
     yield from _port_checks("edge", config.host, config.port, config.feature(DatagramSettings).port)
     if config.datacenter_url is not None:
         for task, each in tasks.items():
@@ -90,7 +96,7 @@ def _datacenter_checks(config: DatacenterConfig) -> Iterable[tuple[str, Check]]:
     yield "cache", partial(files.cache, cache_dir())
     if config.backend != "noop":
         yield "models", partial(_datacenter_models, config)
-    yield "keys and TLS", partial(access.access, config, "dc", _now())
+    yield "keys and TLS", partial(access, config, "dc", _now())
     below = config.route_prefix.rstrip("/")
     yield from _port_checks("dc", config.host, config.port, config.feature(DatagramSettings).port, below)
 
@@ -135,6 +141,36 @@ def _datacenter(config: EdgeConfig, url: str) -> Iterable[Finding]:
     certificates = datacenter_certificates(config)
     context = None if certificates is None else certificates.context
     return network.datacenter(url, config.datacenter_api_key, expected, context, task=config.task)
+
+
+def access(config: EdgeConfig | DatacenterConfig, section: str, now: datetime.datetime) -> Iterator[Finding]:
+    """Whether certificate and keys can be used, and until when.
+
+    Raises:
+        ConfigError: if they cannot be; names setting and file.
+    """
+    Keys(config.api_key, config.keys_file, where=f"{section}.api_key")
+    if config.api_key is None and config.keys_file is None:
+        yield ok("keys", "none: whoever reaches this machine's loopback may ask")
+    else:
+        yield ok("keys", "can be read")
+    certificates = server_certificates(config, section)
+    if certificates is not None and certificates.expires is not None:
+        yield _lifetime(certificates.expires, now)
+    elif is_loopback(config.host):
+        yield ok("TLS", "none, and none is needed on loopback")
+    else:
+        advice = f"set {section}.tls_certificate and {section}.tls_key, unless something in front ends TLS"
+        yield warning("TLS", "none: keys and images travel in clear text beyond this machine", advice)
+
+
+def _lifetime(expires: datetime.datetime, now: datetime.datetime) -> Finding:
+    day, advice = expires.date().isoformat(), "renew it: the server reads the new files by itself"
+    if expires <= now:
+        return problem("TLS", f"the certificate has expired on {day}", advice)
+    if expires - now < SOON:
+        return warning("TLS", f"the certificate expires on {day}", advice)
+    return ok("TLS", f"the certificate is good until {day}")
 
 
 def _now() -> datetime.datetime:

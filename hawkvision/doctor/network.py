@@ -12,7 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,10 +26,6 @@ MAX_ERROR_BYTES: Final = 4096
 MAX_LISTING_BYTES: Final = 2**20
 SKEW_S: Final = 30.0
 """Difference of clocks beyond which log lines and dates of certificates are hard to compare."""
-
-
-class _ErrorBody(msgspec.Struct):
-    error: str
 
 
 def port(host: str, number: int, kind: socket.SocketKind, setting: str, prefix: str = "") -> Finding:
@@ -152,8 +148,8 @@ def _refused(url: str, error: urllib.error.HTTPError) -> Finding:
 def _reason(body: bytes) -> str:
     """The reason that a HawkVision server gives; empty for another server's body."""
     try:
-        return f": {msgspec.json.decode(body, type=_ErrorBody).error}"
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return f": {msgspec.json.decode(body, type=dict[str, Any])['error']}"
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
         return ""
 
 

@@ -20,7 +20,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.core.metrics import TlsState
 from hawkvision.core.settings.access import AccessSettings, EscalationSettings, MinimumVersion
 
 log = logging.getLogger("hawkvision.tls")
@@ -98,9 +97,9 @@ class Certificates:
         self.context, self.expires = context, expires
         log.info("%s: read again%s", self.title, "" if expires is None else f", good until {_day(expires)}")
 
-    def state(self) -> TlsState:
-        """The state for metrics."""
-        return TlsState(0.0 if self.expires is None else self.expires.timestamp(), self.handshakes_failed)
+    def state(self) -> tuple[float, int]:
+        """When the certificate expires, in seconds since 1970, and how many handshakes have failed; for metrics."""
+        return 0.0 if self.expires is None else self.expires.timestamp(), self.handshakes_failed
 
     def renewing(self) -> ssl.SSLContext:
         """A context for libraries that take only one: each handshake uses the newest context."""

@@ -26,7 +26,6 @@ from hawkvision.core.metrics import (
     Instrumented,
     KeyRequestsCollector,
     TlsCollector,
-    TlsState,
     build_info,
 )
 
@@ -112,7 +111,7 @@ class DatacenterMetrics:
         for collector in part.collectors():
             self.registry.register(collector)
 
-    def watch_tls(self, read: Callable[[], TlsState]) -> None:
+    def watch_tls(self, read: Callable[[], tuple[float, int]]) -> None:
         """Add the state of the server's TLS."""
         self.registry.register(TlsCollector("hawkvision_datacenter", read))
 

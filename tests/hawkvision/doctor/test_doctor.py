@@ -19,8 +19,8 @@ import pytest
 from edge.monitoring.state_store import StateFile
 from hawkvision.cascade.certification.profile_files import seal
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.doctor import access, files, machine, network
-from hawkvision.doctor.checks import examine_datacenter, examine_edge
+from hawkvision.doctor import files, machine, network
+from hawkvision.doctor.checks import access, examine_datacenter, examine_edge
 from hawkvision.doctor.findings import Finding, Level
 from hawkvision.models.manifest import artifact_path, cache_dir, load_manifest, models_dir
 from hawkvision.system.child_server import running
@@ -166,7 +166,7 @@ def test_state_files_that_are_sound_new_damaged_and_something_elses(tmp_path: Pa
 def test_a_certificate_is_told_by_how_long_it_is_good(tmp_path: Path, days: int, level: Level) -> None:
     pair = Authority(tmp_path).certify("node", days=days)
     config = EdgeConfig(tls_certificate=pair.certificate, tls_key=pair.key)
-    keys, tls = access.access(config, "edge", datetime.datetime.now(datetime.UTC))
+    keys, tls = access(config, "edge", datetime.datetime.now(datetime.UTC))
     reported(keys, Level.OK, "none")
     reported(tls, level, "certificate")
 
@@ -179,7 +179,7 @@ def test_a_certificate_with_another_ones_key_and_a_server_in_clear_text(tmp_path
     )
     assert levels(examine_edge(tmp_path / "edge.toml"))["keys and TLS"] is Level.PROBLEM
     config = EdgeConfig(host="0.0.0.0", api_key="a-key-of-sixteen-or-more", allow_plain_http=True)
-    _, tls = access.access(config, "edge", datetime.datetime.now(datetime.UTC))
+    _, tls = access(config, "edge", datetime.datetime.now(datetime.UTC))
     reported(tls, Level.WARNING, "clear text", "edge.tls_certificate")
 
 
