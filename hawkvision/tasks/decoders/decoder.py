@@ -1,6 +1,6 @@
 """The interface of decoders, and what all decoders of boxes have in common.
 
-    model's tensors ──► candidates above `score_floor`, at most `max_candidates`
+    model's tensors ──► candidates above `score_floor` whose class has a label, at most `max_candidates`
                             ──► boxes of these, as fractions of the input
                             ──► labels by `class_map` ──► non-maximum suppression by class ──► best 100, padded
 
@@ -41,32 +41,6 @@ class Candidates(NamedTuple):
 
 
 Indices: TypeAlias = NDArray[np.intp]
-
-
-def surest(
-    scores: NDArray[np.float32], floor: float, most: int, *, one_class: bool
-) -> tuple[Indices, Indices, NDArray[np.float32]]:
-    """Boxes, classes and scores of the pairs with the highest scores above `floor`, at most `most`, surest first.
-
-    Args:
-        scores: (k, classes).
-        floor: scores up to it are dropped.
-        most: pairs that are returned.
-        one_class: whether a box has only its surest class.
-    """
-    if one_class and scores.shape[1]:
-        best = scores.argmax(axis=1)
-        of_best = scores[np.arange(len(scores)), best]
-        rows = np.flatnonzero(of_best > floor)
-        classes, found = best[rows], of_best[rows]
-    else:
-        rows, classes = np.nonzero(scores > floor)
-        found = scores[rows, classes]
-    if len(found) > 4 * most:  # sorting all of them would take longer
-        kept = np.sort(np.argpartition(-found, most)[:most])
-        rows, classes, found = rows[kept], classes[kept], found[kept]
-    order = np.argsort(-found, kind="stable")[:most]
-    return rows[order], classes[order], found[order]
 
 
 def suppressed(found: Candidates, iou: float, most: int) -> NDArray[np.intp]:
@@ -171,6 +145,8 @@ class BoxDecoder(Decoder):
         if unknown:
             raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(roles)}")
         self._map = _class_map(self.settings.class_map, labels)
+        self._mapped = np.ones(self.classes, np.bool_) if self._map is None else self._map >= 0
+        """Whether each class of the model has a label."""
 
     @property
     def classes(self) -> int:
@@ -179,7 +155,7 @@ class BoxDecoder(Decoder):
 
     @abstractmethod
     def candidates(self, tensors: dict[str, NDArray[np.float32]], image: int) -> Candidates:
-        """The candidates of one image, surest first, with boxes in the model's unit; see `candidates.surest`."""
+        """The candidates of one image, surest first, with boxes in the model's unit."""
 
     @abstractmethod
     def check(self, tensors: dict[str, NDArray[np.float32]]) -> None:
@@ -265,6 +241,31 @@ class BoxDecoder(Decoder):
             self.refuse(f"scores from {scores.min():g} to {scores.max():g}; logits need sigmoid = true")
         return scores
 
+    def surest(
+        self, scores: NDArray[np.float32], *, one_class: bool = False, most: int | None = None
+    ) -> tuple[Indices, Indices, NDArray[np.float32]]:
+        """Boxes, classes and scores of the surest pairs above `score_floor` whose class has a label, surest first.
+
+        Args:
+            scores: (k, classes).
+            one_class: whether a box has only its surest class; where that has no label, the box has none.
+            most: pairs that are returned; None takes `max_candidates`.
+        """
+        floor, most = self.settings.score_floor, self.settings.max_candidates if most is None else most
+        if one_class and scores.shape[1]:
+            best = scores.argmax(axis=1)
+            of_best = scores[np.arange(len(scores)), best]
+            rows = np.flatnonzero((of_best > floor) & self._mapped[best])
+            classes, found = best[rows], of_best[rows]
+        else:
+            rows, classes = np.nonzero((scores > floor) & self._mapped)
+            found = scores[rows, classes]
+        if len(found) > 4 * most:  # sorting all of them would take longer
+            kept = np.sort(np.argpartition(-found, most)[:most])
+            rows, classes, found = rows[kept], classes[kept], found[kept]
+        order = np.argsort(-found, kind="stable")[:most]
+        return rows[order], classes[order], found[order]
+
     def detected(self, boxes: NDArray[Any], scores: NDArray[np.float32], classes: NDArray[np.float32]) -> Candidates:
         """The candidates of a model that gives boxes (k, 4), scores (k,) and classes (k,); negative classes are none.
 
@@ -276,6 +277,7 @@ class BoxDecoder(Decoder):
         rows = np.flatnonzero((scores > self.settings.score_floor) & (index >= 0))
         if len(rows) and index[rows].max() >= self.classes:
             self.refuse(f"class {index[rows].max()} of {self.classes}; class_map says which labels classes are")
+        rows = rows[self._mapped[index[rows]]]
         rows = rows[np.argsort(-scores[rows], kind="stable")[: self.settings.max_candidates]]
         return Candidates(boxes[rows], scores[rows], index[rows])
 
@@ -286,7 +288,7 @@ class BoxDecoder(Decoder):
             boxes = boxes / [self.spec.width, self.spec.height, self.spec.width, self.spec.height]
         boxes = np.clip(np.nan_to_num(boxes, nan=0.0), -1.0, 2.0)
         labels = found.classes if self._map is None else self._map[found.classes]
-        kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1) & (labels >= 0) & (found.scores > self.settings.score_floor)
+        kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
         result = Candidates(boxes[kept], np.clip(found.scores[kept], 0.0, 1.0), labels[kept])
         if self.settings.iou is not None:
             result = result.of(suppressed(result, self.settings.iou, MOST))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.types import LOGITS
 from hawkvision.models.input_spec import InputSpec
-from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, corners, surest
+from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, corners
 
 Strides: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=1, le=256)], ...], Meta(min_length=1, max_length=8)]
 
@@ -63,9 +63,7 @@ class YoloV5(BoxDecoder):
         """Each box with the product of its objectness and class."""
         rows = tensors["rows"][image]
         scores = self.probabilities(rows[:, 5:]) * self.probabilities(rows[:, 4:5])
-        at, labels, sure = surest(
-            scores, self.settings.score_floor, self.settings.max_candidates, one_class=self.settings.one_class
-        )
+        at, labels, sure = self.surest(scores, one_class=self.settings.one_class)
         return Candidates(corners(self.boxes(rows, at)), sure, labels)
 
     def boxes(self, rows: NDArray[np.float32], chosen: NDArray[np.intp]) -> NDArray[Any]:
@@ -113,9 +111,7 @@ class YoloV8(BoxDecoder):
         """Each box with its classes."""
         rows = tensors["rows"][image].T
         scores = self.probabilities(rows[:, 4:])
-        at, labels, sure = surest(
-            scores, self.settings.score_floor, self.settings.max_candidates, one_class=self.settings.one_class
-        )
+        at, labels, sure = self.surest(scores, one_class=self.settings.one_class)
         return Candidates(corners(rows[at, :4]), sure, labels)
 
 
@@ -198,7 +194,7 @@ class NanoDet(BoxDecoder):
         """The scores of every point; boxes around it."""
         rows = tensors["rows"][image]
         scores = self.probabilities(rows[:, : self.classes])
-        at, labels, sure = surest(scores, self.settings.score_floor, self.settings.max_candidates, one_class=False)
+        at, labels, sure = self.surest(scores)
         points = self._points()[at]
         logits = rows[at, self.classes :].astype(np.float64)
         logits = logits.reshape(len(points), 4, logits.shape[1] // 4)
@@ -251,9 +247,7 @@ class CenterNet(BoxDecoder):
         heat = self.probabilities(tensors["heatmap"][image])
         peaks = _peaks(heat, self.settings.score_floor)
         height, width, classes = heat.shape
-        at, labels, sure = surest(
-            peaks.reshape(-1, classes), self.settings.score_floor, self.settings.max_candidates, one_class=False
-        )
+        at, labels, sure = self.surest(peaks.reshape(-1, classes))
         sides = tensors["sides"][image].reshape(height * width, tensors["sides"].shape[3])[at].astype(np.float64)
         cell = np.array([self.spec.width / width, self.spec.height / height])
         centre = np.stack([at % width, at // width], axis=1).astype(np.float64)

@@ -11,7 +11,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hawkvision.tasks.boxes.rows import MOST
-from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, corners, surest
+from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, corners
 
 Role = dict[str, NDArray[np.float32]]
 
@@ -44,9 +44,7 @@ class Detr(BoxDecoder):
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """The best pairs of query and class."""
         scores = self.probabilities(tensors["logits"][image])
-        at, labels, sure = surest(
-            scores, self.settings.score_floor, min(MOST, self.settings.max_candidates), one_class=False
-        )
+        at, labels, sure = self.surest(scores, most=min(MOST, self.settings.max_candidates))
         return Candidates(corners(tensors["boxes"][image][at]), sure, labels)
 
 
@@ -87,7 +85,7 @@ class Ssd(BoxDecoder):
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Every class of an anchor is a candidate."""
         scores = self.probabilities(tensors["scores"][image][:, int(self.settings.background) :])
-        at, labels, sure = surest(scores, self.settings.score_floor, self.settings.max_candidates, one_class=False)
+        at, labels, sure = self.surest(scores)
         boxes = tensors["boxes"][image][at]
         return Candidates(boxes[:, [1, 0, 3, 2]] if self.settings.order == "yxyx" else boxes, sure, labels)
 

@@ -145,6 +145,18 @@ def test_classes_are_mapped_to_labels() -> None:
         decoder("yolov10", class_map=[0])(rows((*LEFT, 0.9, 1)))
 
 
+@pytest.mark.parametrize("export", EXPORTS)
+def test_a_class_without_a_label_takes_no_place_among_the_candidates(export: str) -> None:
+    """However sure the model is of it, as of a background."""
+    labels = [-1, 1, 2]
+    class_map = [labels[each] if each >= 0 else -1 for each in EXPORTS[export][1].get("class_map", range(CLASSES))]
+    boxes = np.array([[0.1, 0.1, 0.3, 0.4], [0.4, 0.1, 0.6, 0.4], [0.6, 0.6, 0.9, 0.9]])
+    found = Objects(boxes, np.array([0.9, 0.8, 0.7]), np.array([0, 0, 1]))
+    decoded = decoder(export, class_map=class_map, max_candidates=2)(EXPORTS[export][2](found))
+    assert decoded["classes"].tolist() == [[1]]
+    np.testing.assert_allclose(decoded["scores"], [[0.7]], atol=1e-5)
+
+
 @pytest.mark.parametrize(("name", "first"), [("coco90", 1), ("coco91", 0)])
 def test_the_ids_of_coco_are_its_eighty_labels(name: str, first: int) -> None:
     """Person is 1, stop sign 13 follows fire hydrant 11, and toothbrush is 90."""
