@@ -28,7 +28,7 @@ def calibrate(
     ] = None,
     out: Annotated[
         Path | None,
-        Meta(description="Where the profile goes; default: beside the manifest of your own task, else ./profile.json."),
+        Meta(description="Where the profile goes; default: beside your own manifest, else ./TASK-profile.json."),
     ] = None,
     seed: Annotated[int, Meta(description="Of the split.")] = 2405,
     datagram: Annotated[

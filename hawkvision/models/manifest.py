@@ -77,9 +77,10 @@ def own_models_dir() -> Path | None:
 
 
 def default_profile(override: Path | None, task: str) -> Path:
-    """Where a new profile of a task goes: beside the manifest in the user's own folder, else `profile.json` here."""
+    """Where a new profile of a task goes: beside its manifest, or, if that is shipped, `TASK-profile.json` here."""
     folder = models_dir(override, task)
-    return folder / task / "profile.json" if folder == own_models_dir() else Path("profile.json")
+    shipped = folder.resolve() == shipped_models_dir().resolve()
+    return Path(f"{task}-profile.json") if shipped else folder / task / "profile.json"
 
 
 def artifact_path(cache: Path, task: str, variant: str) -> Path:

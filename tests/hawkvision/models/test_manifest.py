@@ -10,10 +10,12 @@ from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.models.manifest import (
     FileSource,
     PackageSource,
+    default_profile,
     load_labels,
     load_manifest,
     models_dir,
     parse_manifest,
+    shipped_models_dir,
 )
 
 MINIMAL = """
@@ -206,6 +208,12 @@ def test_every_shipped_manifest_pins_its_labels_and_its_profile(task: str) -> No
         pytest.skip("the task has no certificates yet")
     assert manifest.profile_sha256 is not None
     assert load_profile_of(manifest, models_dir(), None).task == task
+
+
+def test_a_new_profile_goes_beside_its_manifest_unless_that_is_shipped(tmp_path: Path) -> None:
+    assert default_profile(tmp_path, "pets") == tmp_path / "pets" / "profile.json"
+    shipped = [default_profile(shipped_models_dir(), task) for task in ("imagenet", "coco")]
+    assert shipped == [Path("imagenet-profile.json"), Path("coco-profile.json")], "none overwrites another"
 
 
 VIEW = """
