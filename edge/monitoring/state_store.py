@@ -131,6 +131,8 @@ class StateFile:
             raise
 
     def _connected(self, options: str) -> sqlite3.Connection:
+        if not options:
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read
         where = f"{self._path.absolute().as_uri()}{options}"
         connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False)
         self._opened.callback(connection.close)

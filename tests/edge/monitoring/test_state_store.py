@@ -109,6 +109,14 @@ def test_what_was_written_is_read_after_reopening(path: Path) -> None:
         assert file.read(place(2)) is None
 
 
+def test_nobody_but_the_nodes_user_may_read_what_it_keeps(path: Path) -> None:
+    with opened(path) as file:
+        file.write([row(OWN, state())])
+        kept = list(path.parent.iterdir())
+        assert path in kept
+        assert {each.stat().st_mode & 0o077 for each in kept} == {0}
+
+
 def test_the_newest_of_two_states_counts(path: Path) -> None:
     with opened(path) as file:
         file.write([row(place(1), state(0.1))])
