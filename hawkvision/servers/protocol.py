@@ -14,8 +14,8 @@ connection is in one of four states:
                   └── malformed, too large, late ──► closing ─► closed
 
 `ConnectionRegistry` keeps these states. Requests that two readers could understand differently are refused (RFC 9112):
-`Host` missing, repeated or malformed, or a transfer coding other than `chunked`. Trailers are dropped. An `Upgrade`
-offer is declined: its head is parsed again without the offer (`_decline`).
+`Host` missing, repeated or malformed, `Authorization` repeated, or a transfer coding other than `chunked`. Trailers are
+dropped. An `Upgrade` offer is declined: its head is parsed again without the offer (`_decline`).
 """
 
 from __future__ import annotations
@@ -212,6 +212,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._hosts > 1 or (value != self._host and not _HOST(value.strip(_OWS))):
                 raise BadField(f"Host: expected one header HOST[:PORT], got {value[:60]!r} (RFC 9112 §3.2)")
             self._host = value
+        elif name == b"authorization" and any(known == name for known, _ in self.headers):
+            raise BadField("Authorization: expected one header, got two; which key counts would be a guess")
         elif name == b"transfer-encoding" and value.strip(_OWS).lower() != b"chunked":
             raise BadField(f"Transfer-Encoding: expected 'chunked', got {value[:60]!r}")
         elif name == b"expect" and value.strip(_OWS).lower() == b"100-continue":

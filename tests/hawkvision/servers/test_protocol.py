@@ -103,6 +103,7 @@ def test_a_large_body_right_behind_its_head_is_no_large_head(impatient: ServerPr
         b"GET /healthz HTTP/9.9\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
         b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b\r\n\r\n",
         b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
         b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
