@@ -46,7 +46,7 @@ INFER: Final = frozenset({Scope.INFER})
 OBSERVE: Final = frozenset({Scope.OBSERVE})
 OPERATE: Final = frozenset({Scope.OPERATE})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
-"""For what clients read before they send images: addresses and the served models."""
+"""For what clients read before they send images: addresses, the served models and their targets."""
 
 _DOCS: Final = ("page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js")
 OPEN_PATHS: Final = frozenset(
@@ -61,9 +61,9 @@ _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
         ("POST", rf"/v1/(classify|detect|infer|vision/detection)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
-        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/tasks|/openapi[.]json|/v2(/.*)?", EITHER),
+        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/(tasks|targets)|/openapi[.]json|/v2(/.*)?", EITHER),
         ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
-        ("GET", r".*", OBSERVE),  # /metrics, /v1/targets, and what is not found
+        ("GET", r".*", OBSERVE),  # /metrics, and what is not found
         ("HEAD", r".*", OBSERVE),
     )
 )
