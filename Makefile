@@ -23,7 +23,7 @@ demo: $(VENV)/.demo
 TEST = $(BIN)/pytest -p tests.skips --allowed-skips .ci/allowed_skips.toml
 CLUSTERS := tests/system/cluster
 test: prepare
-	@echo "make test: running the tests; the whole takes about 20 minutes on two cores"
+	@echo "make test: running the tests; on two slow cores the whole takes half an hour"
 	$(TEST) --numprocesses $(WORKERS) --dist load --ignore $(CLUSTERS) || \
 		{ echo "make test: what failed beside other tests runs once more, alone"; \
 		$(TEST) --last-failed --last-failed-no-failures none; }
