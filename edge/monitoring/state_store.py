@@ -108,6 +108,7 @@ class StateFile:
 
     def _open(self) -> None:
         self._opened.callback(os.close, _lock(self._path))
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
         self._writer = self._connected("")
         _prepare(self._writer, self._path)
         self._reader = self._connected("?mode=ro")
@@ -131,8 +132,6 @@ class StateFile:
             raise
 
     def _connected(self, options: str) -> sqlite3.Connection:
-        if not options:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read
         where = f"{self._path.absolute().as_uri()}{options}"
         connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False)
         self._opened.callback(connection.close)

@@ -151,7 +151,7 @@ def access(config: EdgeConfig | DatacenterConfig, section: str, now: datetime.da
     """
     Keys(config.api_key, config.keys_file, where=f"{section}.api_key")
     if config.api_key is None and config.keys_file is None:
-        yield ok("keys", "none: whoever reaches this machine's loopback may ask")
+        yield ok("keys", "none: every program on this machine may ask")
     else:
         yield ok("keys", "can be read")
     certificates = server_certificates(config, section)

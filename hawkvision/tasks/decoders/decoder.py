@@ -145,8 +145,8 @@ class BoxDecoder(Decoder):
         if unknown:
             raise ManifestError(f"decoder_options: outputs.{unknown[0]}: expected one of {', '.join(roles)}")
         self._map = _class_map(self.settings.class_map, labels)
-        self._mapped = np.ones(self.classes, np.bool_) if self._map is None else self._map >= 0
-        """Whether each class of the model has a label."""
+        self._labelled = None if self._map is None else self._map >= 0
+        """Whether each class of the model has a label; None where all have one."""
 
     @property
     def classes(self) -> int:
@@ -255,10 +255,12 @@ class BoxDecoder(Decoder):
         if one_class and scores.shape[1]:
             best = scores.argmax(axis=1)
             of_best = scores[np.arange(len(scores)), best]
-            rows = np.flatnonzero((of_best > floor) & self._mapped[best])
+            sure = of_best > floor
+            rows = np.flatnonzero(sure if self._labelled is None else sure & self._labelled[best])
             classes, found = best[rows], of_best[rows]
         else:
-            rows, classes = np.nonzero((scores > floor) & self._mapped)
+            sure = scores > floor
+            rows, classes = np.nonzero(sure if self._labelled is None else sure & self._labelled)
             found = scores[rows, classes]
         if len(found) > 4 * most:  # sorting all of them would take longer
             kept = np.sort(np.argpartition(-found, most)[:most])
@@ -277,7 +279,8 @@ class BoxDecoder(Decoder):
         rows = np.flatnonzero((scores > self.settings.score_floor) & (index >= 0))
         if len(rows) and index[rows].max() >= self.classes:
             self.refuse(f"class {index[rows].max()} of {self.classes}; class_map says which labels classes are")
-        rows = rows[self._mapped[index[rows]]]
+        if self._labelled is not None:
+            rows = rows[self._labelled[index[rows]]]
         rows = rows[np.argsort(-scores[rows], kind="stable")[: self.settings.max_candidates]]
         return Candidates(boxes[rows], scores[rows], index[rows])
 

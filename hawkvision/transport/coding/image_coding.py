@@ -146,8 +146,8 @@ def encode(pixels: Pixels, plan: Plan, room: int) -> Coded:
 def reframe(jpeg: bytes, parity: float, room: int) -> tuple[Coded, bytes] | None:
     """A caller's JPEG in symbols without quantising it again, with the header that the receiver must know.
 
-    The header is empty if the quality implies it; else `Coded.format.tables` is 1, and whoever registers the header
-    puts its number there. It is brought into one form, so that the images of one camera share it.
+    The header is empty if the quality implies it; else `Coded.format.tables` is 1, until the header is registered and
+    its number goes there. It is brought into one form, so that the images of one camera share it.
 
     None where that cannot be: it is no baseline JPEG of one scan, it has no restart markers, a segment does not fit a
     datagram, all together do not fit `MAX_SYMBOLS`, or it must be turned upright first.
