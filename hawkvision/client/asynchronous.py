@@ -41,18 +41,14 @@ if TYPE_CHECKING:
 
 Transport: TypeAlias = Literal["http", "datagram"]
 
-MAX_ATTEMPTS: Final = 10
-"""Attempts of one call at most, whatever its retry budget."""
 TIMEOUT_S: Final = 30.0
 """Default of `timeout_s`."""
 CONNECTIONS: Final = 16
 """Default of `connections`."""
 LATE_S: Final = 1.0
 """Default of `late_s`. TCP repeats a lost first segment after one second (RFC 6298 §2), so one loss costs no answer."""
-POLL_S: Final = (0.1, 1.0)
-"""First and longest pause between checks whether a node has started."""
-FIRST_PAUSE_S: Final = 0.1
-"""Pause before the second attempt if the refusal has no Retry-After; it doubles with each attempt."""
+PAUSE_S: Final = (0.1, 1.0)
+"""First and longest pause before another attempt, or another check whether a node has started; it doubles each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,9 @@ class ClientOptions(TypedDict, total=False):
     """Connections open at once; 16 by default. Further calls wait for a free one before their time begins. The datagram
     transport has one connection and sends this many images at once."""
     retry_budget_s: float
-    """Total pause of one call before retries after 429 and 503, which follow Retry-After; 0, the default, never
-    retries. A shorter `deadline_ms` bounds it too."""
+    """Total pause of one call before retries, after 429 and 503 as Retry-After says, and where the connection was
+    refused or broke: with 30 a call survives a restart of its node. 0, the default, never retries. A shorter
+    `deadline_ms` bounds it too. A repeated image may be answered twice."""
     transport: Transport
     """`http`, the default, or `datagram` to send images as datagrams. The node tells the address over HTTP."""
     paths: Sequence[str]
@@ -272,7 +269,7 @@ class AsyncClient:
             NotReady: if the node is not ready within `timeout_s`.
             HawkVisionError: at once, for an error that waiting does not resolve.
         """
-        until, pause_s = _now() + timeout_s, POLL_S[0]
+        until, pause_s = _now() + timeout_s, PAUSE_S[0]
         while True:
             try:
                 health = await self.health()
@@ -285,7 +282,7 @@ class AsyncClient:
             if _now() + pause_s > until:
                 raise failure
             await asyncio.sleep(pause_s)
-            pause_s = min(POLL_S[1], 2.0 * pause_s)
+            pause_s = min(PAUSE_S[1], 2.0 * pause_s)
 
     async def connect(self) -> None:
         """Connect now, so that the first image needs no handshake.
@@ -348,21 +345,25 @@ class AsyncClient:
         self, exchange: Exchange, where: str, budget_s: float, deadline_ms: float | None = None
     ) -> dict[str, Any]:
         """The JSON object of a 200 reply; retries within `budget_s`. The call's time begins now."""
-        began, spent_s = _now(), 0.0
-        for attempt in range(MAX_ATTEMPTS):
-            elapsed_s = _now() - began if attempt else 0.0
-            limit = TimeLimit.after(elapsed_s, self._timeout_s, deadline_ms, self._late_s)
-            status, retry_after, payload = await exchange(limit)
-            if status == 200:
-                return object_of(payload, where)
-            pause_s = FIRST_PAUSE_S * 2.0**attempt if retry_after is None else retry_after
-            may_retry = status in (429, 503) and budget_s > 0.0 and attempt + 1 < MAX_ATTEMPTS
+        began, spent_s, backoff_s = _now(), 0.0, PAUSE_S[0]
+        while True:
+            limit = TimeLimit.after(_now() - began if spent_s else 0.0, self._timeout_s, deadline_ms, self._late_s)
+            retry_after, failure, passing = None, None, True
+            try:
+                status, retry_after, payload = await exchange(limit)
+            except Unreachable as error:
+                failure, passing = error, error.broken
+            else:
+                if status == 200:
+                    return object_of(payload, where)
+                failure, passing = error_from_reply(status, payload, retry_after, where), status in (429, 503)
+            pause_s = max(backoff_s, retry_after or 0.0)
             too_late = deadline_ms is not None and _now() + pause_s - began >= deadline_ms / 1e3
-            if not may_retry or too_late or spent_s + pause_s > budget_s:
-                raise error_from_reply(status, payload, retry_after, where)
+            if not passing or too_late or spent_s + pause_s > budget_s:
+                raise failure
             spent_s += pause_s
+            backoff_s = min(PAUSE_S[1], 2.0 * backoff_s)
             await asyncio.sleep(pause_s)
-        raise AssertionError("the last attempt returns or raises")
 
     @asynccontextmanager
     async def _place(self) -> AsyncGenerator[None]:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from hawkvision.client.request import TimeLimit, datagram_template
-from hawkvision.client.response import BadReply, Reply, Unreachable, error_from_reply
+from hawkvision.client.response import BadReply, Reply, Unreachable, broken, error_from_reply
 from hawkvision.core.errors import MALFORMED, ConfigError, DeadlineMissed, NotReady, Overloaded, TooLarge
 from hawkvision.core.escalation_api import TRANSPORT_PATH, DatagramEndpoint, Transports
 from hawkvision.core.types import OnMiss, Pixels, Quality
@@ -112,7 +112,7 @@ class DatagramConnection:
                 raise self._missed(limit.deadline_ms) from None
             raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
         except ConnectionLost as error:
-            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+            raise broken(f"{self.url} cannot be reached by datagrams: {error}") from None
         except TimeoutError:
             if deadline_s is not None and deadline_s < limit.seconds:
                 raise self._missed(deadline_s * 1e3) from None
@@ -141,7 +141,7 @@ class DatagramConnection:
         try:
             await self._link.probe(self._timeout_s)
         except ConnectionLost as error:
-            raise Unreachable(f"{self.url} cannot be reached by datagrams: {error}") from None
+            raise broken(f"{self.url} cannot be reached by datagrams: {error}") from None
 
     async def close(self) -> None:
         """Close the link."""

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import aiohttp
 
 from hawkvision.client.request import TimeLimit
-from hawkvision.client.response import BadReply, Reply, Unreachable
+from hawkvision.client.response import BadReply, Reply, Unreachable, broken
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 
@@ -72,7 +72,12 @@ class HttpConnections:
                 raise DeadlineMissed(f"{self.url}: no answer came for the deadline {limit.deadline_ms:g} ms") from None
             raise Unreachable(f"{self.url} had not answered {method} {path} after {limit.seconds:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
+            failed = (
+                Unreachable
+                if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.InvalidURL)
+                else broken
+            )
+            raise failed(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
 
     async def _send(
         self,

@@ -33,6 +33,15 @@ class Unreachable(ServiceError):
     """The node cannot be reached, or did not answer in time; the message names its URL."""
 
     code = "unreachable"
+    broken = False
+    """Whether the connection was refused or broke, as while the node restarts."""
+
+
+def broken(message: str) -> Unreachable:
+    """The error of a connection that was refused or broke."""
+    error = Unreachable(message)
+    error.broken = True
+    return error
 
 
 class BadReply(ServiceError):

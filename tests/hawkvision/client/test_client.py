@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -199,7 +200,7 @@ def test_retry_within_the_budget_sends_the_same_again(start: Start) -> None:
         (Overloaded("no budget", 0.0), 0, 0.0, None, 1),
         (Overloaded("longer than the budget", 60.0), 60, 1.0, None, 1),
         (Overloaded("longer than the deadline", 1.0), 1, 60.0, 200.0, 1),
-        (Overloaded("again and again", 0.0), 0, 1e9, None, 10),
+        (Overloaded("again and again, after 0.1, 0.2 and 0.4 s", 0.0), 0, 0.8, None, 4),
         (errors.BadImage("never to be repeated"), 0, 60.0, None, 1),
     ],
 )
@@ -211,6 +212,44 @@ def test_a_refusal_is_raised_after_as_many_attempts_as_budget_and_deadline_allow
         client.classify(b"x", deadline_ms=deadline_ms)
     assert vars(caught.value) == vars(error)
     assert len(node.bodies) == attempts
+
+
+@pytest.mark.parametrize(
+    "half", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{"], ids=["no reply", "half a reply"]
+)
+def test_a_call_with_a_budget_survives_a_restart_of_its_node(half: bytes) -> None:
+    """The node breaks a connection, then refuses them, and then answers."""
+    ended = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps(ANSWER.to_json()).encode()
+
+    async def scenario() -> Answer:
+        again = asyncio.get_running_loop().create_future()
+
+        async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            server.close()
+            writer.write(half)
+            await writer.drain()
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+            asyncio.get_running_loop().call_later(0.25, again.set_result, None)
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(ended)
+            writer.close()
+
+        server = await asyncio.start_server(break_off, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with AsyncClient(f"http://127.0.0.1:{port}", retry_budget_s=30.0) as client:
+            call = asyncio.create_task(client.classify(b"x", deadline_ms=30_000.0))
+            await again
+            async with AsyncClient(client.url) as hasty:
+                with pytest.raises(Unreachable):
+                    await hasty.classify(b"x")
+            async with await asyncio.start_server(answer, "127.0.0.1", port):
+                return await call
+
+    assert asyncio.run(scenario()) == ANSWER
 
 
 def test_many_threads_share_a_client_within_its_connections(start: Start) -> None:
