@@ -1,15 +1,20 @@
 """The reference pages, made from the code: `python -m hawkvision.cli.reference docs/reference`.
 
-Settings come from where they are declared, commands from their own parsers, the API from its OpenAPI document and
-metrics from the registries that `/metrics` shows.
+Settings come from where they are declared, commands from their own parsers, the API from its OpenAPI document,
+metrics from the registries that `/metrics` shows, and the Python package from its docstrings.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -130,11 +135,61 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def python_page() -> str:
+    """The public names of the package `hawkvision`: the client, what it answers and what it raises."""
+    import hawkvision
+    import hawkvision.client
+    from hawkvision.client.asynchronous import ClientOptions
+    from hawkvision.core.answer_json import AccuracyFields, AnswerFields
+    from hawkvision.core.errors import HawkVisionError
+
+    lines = ["# Python", "", MADE_BY, "", "All names are imported from `hawkvision`; its submodules are internal."]
+    lines += ["", "## Client", "", *_markdown(hawkvision.client)]
+    lines += ["", "### `Client(url, **options)`", "", *_markdown(hawkvision.AsyncClient.__init__)]
+    lines += ["", *_table(("option", "type", "meaning"), _fields_of(ClientOptions, {}))]
+    lines += [
+        "",
+        "`AsyncClient` takes the same options and has the same methods, as coroutines and asynchronous generators.",
+    ]
+    lines += [
+        "`fields` are those [of a request](api.md#fields-of-post-v1infer-and-its-typed-forms), `encoding` and `color`."
+    ]
+    for name, method in vars(hawkvision.Client).items():
+        if not name.startswith("_") and callable(method):
+            described = method if name == "close" else getattr(hawkvision.AsyncClient, name)
+            lines += ["", f"### `{_call(method)}`", "", *_markdown(described)]
+    lines += [
+        "",
+        "## Answers",
+        "",
+        "The fields of a prediction are those of its kind of task in the [API](api.md#answer).",
+    ]
+    public = [each for name in hawkvision.__all__ if isinstance(each := getattr(hawkvision, name), type)]
+    errors = [each for each in public if issubclass(each, HawkVisionError)]
+    in_json = {hawkvision.Answer: AnswerFields, hawkvision.AccuracyGuarantee: AccuracyFields}
+    for each in public:
+        if each in errors or each in (hawkvision.Client, hawkvision.AsyncClient):
+            continue
+        lines += ["", f"### `{each.__name__}`", "", *_markdown(each), ""]
+        if issubclass(each, Enum):
+            lines.append(f"Values: {', '.join(f'`{member.value}`' for member in each)}.")
+        else:
+            known = {name: text for name, _, text in _fields_of(in_json[each], {})} if each in in_json else {}
+            lines += _table(("field", "type", "meaning"), _fields_of(each, known))
+    rows = [
+        (f"`{e.__name__}`", f"`{e.mro()[1].__name__}`", f"{e.status}", f"`{e.code}`", " ".join(_markdown(e)))
+        for e in errors
+    ]
+    lines += ["", "## Errors", "", "`status` and `code` are those of the reply; `message` is the text.", ""]
+    return "\n".join(lines + _table(("error", "is a", "status", "code", "meaning"), rows)) + "\n"
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "settings.md": settings_page,
     "cli.md": cli_page,
     "api.md": api_page,
     "metrics.md": metrics_page,
+    "python.md": python_page,
 }
 SETTINGS_OF: Final = {
     "hawkvision edge up": "edge-node",
@@ -157,6 +212,39 @@ def commands() -> Iterator[tuple[str, Command | Program]]:
             yield from walk(OF_FPGAS, name)
         else:
             yield name, plan if name == "hawkvision plan" else command
+
+
+def _call(method: Callable[..., Any]) -> str:
+    """A method as it is called, with its types."""
+    (written,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(method))).body
+    assert isinstance(written, ast.FunctionDef)
+    assert written.returns is not None
+    arguments = ast.unparse(written.args).removeprefix("self").removeprefix(", ")
+    return f"{written.name}({arguments}) -> {ast.unparse(written.returns)}"
+
+
+def _fields_of(owner: type, known: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """The fields that a class declares: name, type, and what it or else `known` says of them."""
+    (tree,) = ast.parse(inspect.getsource(owner)).body
+    assert isinstance(tree, ast.ClassDef)
+    for declared, below in pairwise([*tree.body, ast.Pass()]):
+        if not isinstance(declared, ast.AnnAssign):
+            continue
+        name, kind = f"`{ast.unparse(declared.target)}`", declared.annotation
+        text = known.get(name, "")
+        match kind, below:
+            case ast.Subscript(slice=ast.Tuple(elts=[kind, ast.Call(keywords=[described])])), _:
+                text = ast.literal_eval(described.value)
+            case _, ast.Expr(value=ast.Constant(value=str(text))):
+                pass
+        yield name, f"`{_escaped(ast.unparse(kind))}`", _escaped(inspect.cleandoc(text))
+
+
+def _markdown(owner: object) -> list[str]:
+    """A docstring as lines of Markdown: what it takes and raises becomes a list."""
+    text, *lists = re.split(r"(?m)^(?=Args:|Raises:)", inspect.getdoc(owner) or "", maxsplit=1)
+    listed = re.sub(r"(?m)^ {8}", "  ", re.sub(r"(?m)^ {4}(?=\S)", "- ", "".join(lists)))
+    return [*text.splitlines(), *re.sub(r"(?m)^(\w+:)$", r"\1\n", listed).splitlines()]
 
 
 def _value(option: Option) -> str:

@@ -5,8 +5,8 @@
         found = client.detect("street.jpg").prediction.objects
 
 `AsyncClient` is the implementation. `Client` runs one on its own event loop, so both behave alike. Images are sent
-unchanged as the body, fields as query parameters. An error of the node is raised as the same class of
-`hawkvision.core.errors`. Two more errors arise only in the client:
+unchanged as the body, fields as query parameters. An error of the node is raised as the class with its `code`. Two
+more errors arise only in the client:
 
     ServiceError
     ├── Unreachable   no connection, a broken one, or no reply within `timeout_s`

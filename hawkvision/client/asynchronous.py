@@ -348,7 +348,8 @@ class AsyncClient:
         began, spent_s, backoff_s = _now(), 0.0, PAUSE_S[0]
         while True:
             limit = TimeLimit.after(_now() - began if spent_s else 0.0, self._timeout_s, deadline_ms, self._late_s)
-            retry_after, failure, passing = None, None, True
+            retry_after = None
+            failure: HawkVisionError
             try:
                 status, retry_after, payload = await exchange(limit)
             except Unreachable as error:
