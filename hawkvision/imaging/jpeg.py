@@ -27,6 +27,8 @@ PROGRESSIVE: Final = frozenset((0xC2, 0xCA))
 ARITHMETIC: Final = frozenset((0xC9, 0xCA))
 FRAMES: Final = frozenset((0xC0, 0xC1, *PROGRESSIVE, *ARITHMETIC))
 """Frames that decoders here read: not lossless ones and hierarchical ones."""
+MAX_STRAY_BYTES: Final = 1 << 18
+"""Bytes between segments that are skipped in one file. The search is slow among fill bytes."""
 
 _WITHOUT_LENGTH: Final = frozenset((0x01, *range(0xD0, 0xD8)))
 _MARKER: Final = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
@@ -97,13 +99,16 @@ def segments(data: bytes, most: int) -> Iterator[tuple[int, int, int, int]]:
     A length below two counts as two. The work is bounded by `most`, and by one search through the data of each scan.
 
     Raises:
-        BadImage: if there are more than `most` segments.
+        BadImage: if there are more than `most` segments, or more than `MAX_STRAY_BYTES` between them.
     """
-    at = 2
+    at, stray = 2, MAX_STRAY_BYTES
     for _ in range(most):
-        found = _MARKER.search(data, at)
+        found = _MARKER.search(data, at, at + stray + 2)
+        if found is None and at + stray + 2 < len(data):
+            raise BadImage(f"JPEG: more than {MAX_STRAY_BYTES} bytes between segments")
         if found is None:
             return
+        stray -= found.start() - at
         at = found.start()
         marker = data[at + 1]
         if marker in _WITHOUT_LENGTH:

@@ -24,6 +24,7 @@ from hawkvision.imaging.image_header import Encoded, ImageFormat, ImageHeader, o
 from hawkvision.imaging.image_header import probe as probe_native
 from hawkvision.imaging.jpeg_decoding import decode_jpeg
 from hawkvision.imaging.jpeg_repair import scans
+from hawkvision.imaging.other_headers import probe as probe_other
 from hawkvision.imaging.placement import OVERSAMPLING as OVERSAMPLING
 from hawkvision.imaging.placement import Rectangle, crop_scale, fitting, least_side, scale_of, whole_scaled
 from hawkvision.imaging.png_repair import rewritten_png, sound_png, sound_webp
@@ -79,6 +80,8 @@ _PILLOW: Final[Mapping[str, str]] = {"pillow_bilinear": "BILINEAR", "pillow_bicu
 def probe(body: Encoded) -> ImageHeader:
     """Read the header of an image: JPEG, PNG, WebP, and with the extra `formats` those of `imaging.pillow_formats`.
 
+    Only code of this package reads it, and no more of it than stated bounds, so this may run on an event loop.
+
     Raises:
         BadImage: if the body is empty, or its header is cut off or breaks its format.
         UnsupportedMedia: if it is another format; the message names what it looks like and what is read.
@@ -89,7 +92,7 @@ def probe(body: Encoded) -> ImageHeader:
         kind = other_format(body)
         if kind is None or not pillow_formats.readable(kind):
             raise
-    return pillow_formats.probe(body, kind)
+    return probe_other(body, kind)
 
 
 def load_input(

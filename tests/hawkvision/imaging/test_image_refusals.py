@@ -18,6 +18,9 @@ from PIL import Image
 
 from hawkvision.core.errors import BadImage, RequestError, TooLarge, UnsupportedMedia
 from hawkvision.imaging.image_header import MAX_SEGMENTS, ImageFormat
+from hawkvision.imaging.jpeg import MAX_STRAY_BYTES
+from hawkvision.imaging.other_headers import MAX_BLOCKS, MAX_BOXES, MAX_ITEMS, MAX_RUNS_BYTES, MAX_TAGS, reduced
+from hawkvision.imaging.png_repair import MAX_PNG_CHUNKS
 from hawkvision.imaging.preprocessing import MAX_SCANS, STRIP_PIXELS, decode, probe
 from tests.fuzz.examples import examples
 from tests.hawkvision.imaging.images import (
@@ -152,10 +155,90 @@ def test_jpeg_kinds_nobody_uses_are_unsupported(marker: int, precision: int) -> 
         probe(bytes(body))
 
 
-def test_endless_metadata_is_given_up() -> None:
-    body = b"\xff\xd8" + b"\xff\xe0\0\x02" * (MAX_SEGMENTS + 1) + encoded_image("JPEG")[2:]
-    with pytest.raises(BadImage, match=str(MAX_SEGMENTS)):
-        probe(body)
+def big_tiff(*tags: tuple[int, int, int, int]) -> bytes:
+    """16x16 grey pixels, with these tags (tag, type, number of values, value) beside those that say so."""
+    usual = ((256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 16),
+             (277, 3, 1, 1), (278, 4, 1, 16), (279, 4, 1, 256))  # fmt: skip
+    entries = b"".join(struct.pack("<HHQQ", *tag) for tag in (*usual, *tags))
+    head = b"II+\0" + struct.pack("<HHQ", 8, 0, 16 + 256)
+    return head + b"\x55" * 256 + struct.pack("<Q", len(usual) + len(tags)) + entries + bytes(8)
+
+
+def gif_with(blocks: bytes) -> bytes:
+    """A GIF with these blocks before its image."""
+    body = encode(Image.fromarray(scene()), "GIF")
+    palette_end = 13 + (3 << (body[10] & 7) + 1)
+    return body[:palette_end] + blocks + body[palette_end:]
+
+
+def items(kind: str, box: bytes, at: int, form: str, value: int) -> bytes:
+    """An image of boxes, one number in one of which is replaced."""
+    body = bytearray(encoded_image(kind))
+    struct.pack_into(form, body, body.index(box) + 4 + at, value)
+    return bytes(body)
+
+
+UNBOUNDED = {
+    "JPEG, segments": (b"\xff\xd8" + b"\xff\xe0\0\x02" * (MAX_SEGMENTS + 1), f"more than {MAX_SEGMENTS} segments"),
+    "JPEG, fill bytes": (b"\xff\xd8" + b"\xff" * (MAX_STRAY_BYTES + 9) + encoded_image("JPEG"), "between segments"),
+    "PNG, chunks": (
+        png_header(9, 9) + chunk(b"tEXt", b"a\0b") * MAX_PNG_CHUNKS + chunk(b"IDAT", b""),
+        f"more than {MAX_PNG_CHUNKS} chunks",
+    ),
+    "GIF, comments": (gif_with(b"!\xfe" + b"\1a" * MAX_BLOCKS + b"\0"), f"first {MAX_BLOCKS} blocks"),
+    "GIF, stray bytes": (gif_with(b"\1" * MAX_BLOCKS), f"first {MAX_BLOCKS} blocks"),
+    "BMP, runs": (
+        b"BM" + struct.pack("<IIIIiiHHI", 0, 0, 54, 40, 99, 99, 1, 8, 1) + bytes(MAX_RUNS_BYTES),
+        f"at most {MAX_RUNS_BYTES}",
+    ),
+    "TIFF, tags": (big_tiff(*[(40_000, 1, 1, 0)] * MAX_TAGS), f"at most {MAX_TAGS}"),
+    "TIFF, strips": (big_tiff((273, 4, 1 << 20, 16)), "tag 273 has 1048576 values"),
+    "TIFF, a value beyond the file": (big_tiff((347, 1, 60_000, 16)), "tag 347 has 60000 values"),
+    "TIFF, a tile beyond the image": (big_tiff((322, 4, 1, 1 << 15)), "tiles of 32768 pixels a side"),
+    **{
+        f"{kind}, {what}": (body, match)
+        for kind, length_at in (("HEIF", 22), ("AVIF", 18))
+        for what, body, match in (
+            ("boxes", encoded_image(kind) + b"\0\0\0\x08free" * MAX_BOXES, f"more than {MAX_BOXES} boxes"),
+            ("an endless box", encoded_image(kind) + b"\0\0\0\x07free", "has 7 bytes"),
+            ("items", items(kind, b"iinf", 4, ">H", MAX_ITEMS + 1), f"at most {MAX_ITEMS}"),
+            ("copies", items(kind, b"iloc", length_at, ">I", 1 << 30), "in a file of"),
+        )
+    },
+}
+"""What makes a library work for ever, just above a bound of ours, and what the error says."""
+
+
+@pytest.mark.parametrize("what", UNBOUNDED)
+def test_a_file_above_a_bound_is_refused_before_a_library_reads_it(what: str) -> None:
+    body, match = UNBOUNDED[what]
+    with pytest.raises((BadImage, TooLarge), match=match):
+        read(body)
+
+
+def test_a_library_sees_of_a_tiff_only_what_decoding_needs() -> None:
+    odd = big_tiff(*((40_000 + each, 7, 100, 16) for each in range(1_000)), (34_665, 4, 1, 16), (330, 4, 1, 16))
+    np.testing.assert_array_equal(read(odd), read(big_tiff()))
+    assert reduced(odd, ImageFormat.TIFF)[len(odd) :] == big_tiff()[16 + 256 :]
+
+
+def test_a_library_sees_no_metadata_of_a_gif() -> None:
+    plain = gif_with(b"")
+    comments = gif_with(b"!\xfe\3abc\2de\0" * 9)
+    assert reduced(comments, ImageFormat.GIF) == reduced(plain, ImageFormat.GIF)
+    np.testing.assert_array_equal(read(comments), read(plain))
+
+
+def test_headers_are_read_without_a_library() -> None:
+    code = (
+        "import pickle, sys; sys.modules['PIL'] = sys.modules['pillow_heif'] = sys.modules['cv2'] = None\n"
+        "from hawkvision.imaging.other_headers import ImageFormat, probe\n"
+        "for kind, body in pickle.loads(sys.stdin.buffer.read()).items():\n"
+        "    print(probe(body, ImageFormat(kind)).pixels)\n"
+    )
+    bodies = {kind.lower(): encoded_image(kind) for kind in ("GIF", "BMP", "TIFF", "AVIF", "HEIF")}
+    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(bodies), capture_output=True, check=True)
+    assert done.stdout.split() == [b"1320"] * len(bodies)
 
 
 def test_baseline_jpeg_in_one_scan_may_hold_what_looks_like_scans() -> None:
