@@ -1,4 +1,4 @@
-"""The summary of a run: latencies, accuracies and targets kept, in all and per target, with intervals; as a table too.
+"""The summary of a run: latencies, accuracies and targets kept, in all and per target, with intervals; as text too.
 
 - Every request due after the warm-up counts. One that was refused, broken off or timed out is never right and never in
   time; its latency is at least the time to its failure and at least its deadline. A percentile that such requests reach
@@ -302,66 +302,43 @@ NAMED_CODES: Final = 3
 """Error codes that a sentence names; a server may invent any number."""
 
 
-def show(summaries: Sequence[RunSummary], console: Console) -> None:
-    """Print a table for a person: a row per run, and a row per target where there is one run."""
-    alone = summaries[0] if len(summaries) == 1 else None
-    table = Table(box=None, header_style="bold", title=escape(_title(summaries)))
-    table.add_column("target" if alone else "run", no_wrap=True)
-    for title in (
-        "requests",
-        "P50 ms",
-        "P99 ms (95 %)",
-        "P99.9 ms",
-        "in time",
-        "right + in time (95 %)",
-        "accuracy (95 %)",
-        "escalated",
-        "no answer (shed)",
-        "flagged",
-        "KiB sent",
-    ):
-        table.add_column(title, justify="right")
-    table.add_column("targets kept" if alone is None else "against the target")
-    for summary in summaries:
-        style = "bold" if alone else None
-        row = _cells("all" if alone else summary.name, summary.total)
-        table.add_row(*row, escape(targets_kept(summary)), style=style)
-    for one in alone.classes if alone else ():
-        table.add_row(*_cells(f"  {one.target}", one.figures), escape(_standing(one)))
-    console.print(table)
-    console.print("latency from when a request was due; 95 % intervals by block bootstrap; " + _caution(summaries))
-    if meaning := meaning_of_right(summaries):
+def show(summary: RunSummary, console: Console) -> None:
+    """Print a block for all requests and one per target, for a person; each fits 80 columns."""
+    deadline = "no deadline" if summary.deadline_ms is None else f"deadline {summary.deadline_ms:g} ms"
+    console.print(escape(f"{summary.name} at {summary.url}, {summary.conditions}, {deadline}"), style="bold")
+    _show_block("all", summary.total, ("targets kept", targets_kept(summary)), console)
+    for one in summary.classes:
+        _show_block(one.target, one.figures, ("target", _standing(one)), console)
+    console.print("\nlatency from when a request was due; 95 % intervals by block bootstrap; " + _caution(summary))
+    if meaning := meaning_of_right([summary]):
         console.print(meaning)
+
+
+def _show_block(name: str, figures: Figures, last: tuple[str, str], console: Console) -> None:
+    p50, p99, slowest = (figures.percentile(share) for share in (0.5, 0.99, 0.999))
+    tail = f"P99 {_milliseconds(p99)} ({p99.low:.3g}–{p99.high:.3g}), P99.9 {_milliseconds(slowest)}"
+    missing = f"{figures.n - figures.answered} ({figures.shed_share:.1%} shed): {failures(figures)}"
+    block = Table.grid(padding=(0, 2))
+    for title, told in (
+        ("latency, ms", f"P50 {_milliseconds(p50)}, {tail}"),
+        ("in time", "" if figures.in_time is None else f"{figures.in_time.value:.1%}"),
+        ("right, in time", _percent(figures.effective)),
+        ("accuracy", _percent(figures.accuracy)),
+        ("escalated", f"{figures.escalated:.1%}, {figures.sent_bytes / 1024:.1f} KiB sent each"),
+        ("flagged", f"{figures.flagged:.1%}"),
+        ("no answer", missing if figures.errors else ""),
+        last,
+    ):
+        if told:
+            block.add_row(f"  {title}", escape(told))
+    console.print(f"\n[bold]{escape(name)}[/]: {figures.n} requests", highlight=False)
+    console.print(block)
 
 
 def meaning_of_right(summaries: Sequence[RunSummary]) -> str:
     """What `right` means where answers can be partly right; empty where they cannot."""
     kinds = sorted({each.kind for each in summaries if each.partly})
     return f"right: the mean of 1 − the loss of {', '.join(kinds)}" if kinds else ""
-
-
-def _title(summaries: Sequence[RunSummary]) -> str:
-    first = summaries[0]
-    deadline = "no deadline" if first.deadline_ms is None else f"deadline {first.deadline_ms:g} ms"
-    return f"{first.name} at {first.url}, {first.conditions}, {deadline}" if len(summaries) == 1 else deadline
-
-
-def _cells(name: str, figures: Figures) -> tuple[str, ...]:
-    p99 = figures.percentile(0.99)
-    return (
-        escape(name),
-        str(figures.n),
-        _milliseconds(figures.percentile(0.5)),
-        f"{_milliseconds(p99)} ({p99.low:.3g}–{p99.high:.3g})",
-        _milliseconds(figures.percentile(0.999)),
-        "" if figures.in_time is None else f"{figures.in_time.value:.1%}",
-        _percent(figures.effective),
-        _percent(figures.accuracy),
-        f"{figures.escalated:.1%}",
-        f"{figures.n - figures.answered} ({figures.shed_share:.1%})",
-        f"{figures.flagged:.1%}",
-        f"{figures.sent_bytes / 1024:.1f}",
-    )
 
 
 def _percent(estimate: IntervalEstimate | None) -> str:
@@ -405,11 +382,10 @@ def _standing(one: ClassSummary) -> str:
     return f"{one.kept.verdict} ({side} {100 * abs(missing.value):.1f} ± {error:.1f} pt)"
 
 
-def _caution(summaries: Sequence[RunSummary]) -> str:
+def _caution(summary: RunSummary) -> str:
     found = ["? rests on few requests or few occasions"]
-    if any(one.at_least for summary in summaries for one in summary.total.percentiles):
+    if any(one.at_least for one in summary.total.percentiles):
         found.append("≥ requests without an answer reach it")
-    found += [f"{summary.name}: no answer: {failures(summary.total)}" for summary in summaries if summary.total.errors]
-    found += [f"{summary.name} was interrupted" for summary in summaries if summary.interrupted]
-    found += [f"{summary.name} was not steady" for summary in summaries if summary.steady is False]
+    found += ["the run was interrupted"] if summary.interrupted else []
+    found += ["the run was not steady"] if summary.steady is False else []
     return escape("; ".join(found))

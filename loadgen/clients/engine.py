@@ -35,6 +35,8 @@ REFUSED_PAUSE_S: Final = 0.05
 """Pause of a caller in the closed loop after a failure, so that a dead server is not asked a million times."""
 MAX_OUTCOMES: Final = 5_000_000
 """Of one process: a closed loop against a server that does nothing reaches it in three minutes, and 2 GB."""
+MOST_LATENCIES: Final = 1000
+"""Of a report of progress, and of those that a person sees the P99 of."""
 GENERATOR_FULL: Final = "generator_full"
 
 Protocol: TypeAlias = Literal["http", "datagram", "oip"]
@@ -91,6 +93,8 @@ class Tally(msgspec.Struct, tag=True):
     done: int = 0
     failed: int = 0
     """Of those done: not answered with 200."""
+    latencies_ms: list[float] = []
+    """Of answers since the last report, at most `MOST_LATENCIES`."""
 
 
 def client_for(server: ServerAddress, connections: int, kind: TaskKind[Any] | None = None) -> RequestClient:
@@ -212,6 +216,8 @@ class Engine:
             right = rightness(self._loaded.kind, replied.prediction, replied.index, truth)
         self.tally.done += 1
         self.tally.failed += replied.status != 200
+        if replied.status == 200 and len(self.tally.latencies_ms) < MOST_LATENCIES:
+            self.tally.latencies_ms.append((done_s - due_s) * 1e3)
         self._outcomes.append(
             RequestOutcome(
                 due_s=due_s,

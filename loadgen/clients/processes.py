@@ -131,7 +131,8 @@ class WorkerProcesses:
         def on_progress(number: int, tally: Tally) -> None:
             tallies[number] = tally
             if show is not None:
-                show(Tally(*(sum(getattr(t, name) for t in tallies) for name in ("sent", "done", "failed"))))
+                sent, done, failed = (sum(getattr(t, name) for t in tallies) for name in ("sent", "done", "failed"))
+                show(Tally(sent, done, failed, tally.latencies_ms))
 
         limit_s = job.duration_s + job.server.timeout_s + GRACE_S + SPARE_S
         try:

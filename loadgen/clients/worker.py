@@ -119,6 +119,7 @@ async def _report_progress(engine: Engine, out: int) -> None:
     while True:
         await asyncio.sleep(PROGRESS_INTERVAL_S)
         _say(out, engine.tally)
+        engine.tally.latencies_ms.clear()
 
 
 async def _obey(engine: Engine, orders: asyncio.StreamReader) -> None:

@@ -31,7 +31,7 @@ from loadgen.commands.options import Setup
 from loadgen.commands.run_options import WARM_UP_S, RunOptions, check_goals, completed, missed_goals
 from loadgen.commands.terminal import progress_bar, terminal
 from loadgen.network.profiles import LinkProfile, load_profile
-from loadgen.workload.arrivals import ClosedLoop, ReplayedArrivals, parse
+from loadgen.workload.arrivals import ClosedLoop, ReplayedArrivals, SteppedArrivals, parse
 from loadgen.workload.record import NoiseFloor, RequestOutcome, Run, check_files, save
 
 DURATION_S: Final = 60.0
@@ -52,7 +52,7 @@ async def run(given: RunOptions) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     given = completed(given)
-    console = terminal(200)
+    console = terminal(120)
     tested = await _measure(given, *read_test(given), console)
     summary = _write(tested, given.json, given.html, console)
     missed = missed_goals(summary, given.p99_ms, given.min_effective, evaluate=given.evaluate)
@@ -74,7 +74,9 @@ def read_test(given: RunOptions) -> tuple[Setup, LoadJob, float | None, LinkProf
     arrivals = parse(given.arrivals)
     duration_s = given.duration_s
     if duration_s is None:
-        duration_s = arrivals.span_s + REPLAY_TAIL_S if isinstance(arrivals, ReplayedArrivals) else DURATION_S
+        duration_s = DURATION_S
+        if isinstance(arrivals, ReplayedArrivals | SteppedArrivals):
+            duration_s = arrivals.span_s + REPLAY_TAIL_S
     options.positive("--duration-s", duration_s)
     if not 0.0 <= given.warm_up_s < duration_s:
         raise ConfigError(
@@ -159,8 +161,8 @@ async def _measure(
         links=[] if profile is None else link_samples(profile, job.duration_s),
         link="" if profile is None else profile.name,
         noise=floor,
-        # Each target of an evaluation has its own time, and may take another.
-        steady=None if job.once else is_steady(outcomes, warm_up_s, duration_s),
+        # Each target of an evaluation has its own time, and may take another; steps are not meant to be steady.
+        steady=None if job.once or given.arrivals.startswith("steps:") else is_steady(outcomes, warm_up_s, duration_s),
         interrupted=stopped_s is not None,
         reference=reference,
         stolen=stolen,
@@ -214,7 +216,11 @@ async def _interruptible(
 
     with (
         first_interrupt() as stop,
-        progress_bar("requests", len(job.due) or (len(job.target) if job.once else None)) as show,
+        progress_bar(
+            "requests",
+            len(job.due) or (len(job.target) if job.once else None),
+            None if job.once else job.duration_s,
+        ) as show,
     ):
         noting = asyncio.create_task(noted())
         try:
@@ -249,7 +255,7 @@ def _write(tested: Run, record: Path | None, page: Path | None, console: Console
     attempt(record, lambda path: save(tested, path))
     summary = summarise(tested)
     attempt(record, lambda path: save(tested, path, summary))
-    show([summary], console)
+    show(summary, console)
     attempt(page, write_page)
     for path in (record, page):
         if path is not None and path not in failed:

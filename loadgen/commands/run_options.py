@@ -30,7 +30,8 @@ class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
         option(
             "Load",
             "When requests are sent: poisson:RATE, constant:RATE, bursty:RATE[,ratio=8,dwell_s=2], "
-            "diurnal:RATE[,swing=0.8,period_s=…], replay:FILE or closed:CALLERS; rates in requests per second. "
+            "diurnal:RATE[,swing=0.8,period_s=…], steps:RATE:SECONDS[,RATE:SECONDS…], replay:FILE or closed:CALLERS; "
+            "rates in requests per second. "
             f"Default: {ARRIVALS}, or {EVALUATION_ARRIVALS} with --evaluate.",
         ),
     ] = None
@@ -38,8 +39,8 @@ class RunOptions(options.LoadOptions, frozen=True, kw_only=True):
         float | None,
         option(
             "Load",
-            "Seconds of sending, warm-up included. Default: 60, the length of the replayed file, or with --evaluate "
-            "as long as it takes.",
+            "Seconds of sending, warm-up included. Default: 60, the length of the replayed file or of the steps, or "
+            "with --evaluate as long as it takes.",
         ),
     ] = None
     warm_up_s: Annotated[

@@ -4,6 +4,7 @@
     constant:RATE                       a camera
     bursty:RATE[,ratio=8,dwell_s=2]     busy and quiet spells (a Markov-modulated Poisson process)
     diurnal:RATE[,swing=0.8,period_s=…] a day, by default as long as the run
+    steps:RATE:SECONDS[,RATE:SECONDS…]  one rate after the other, each with exponential gaps
     replay:FILE                         one timestamp in seconds a line
     closed:CALLERS                      each sends again when it was answered
 
@@ -133,6 +134,34 @@ class DiurnalArrivals:
 
 
 @dataclass(frozen=True, slots=True)
+class SteppedArrivals:
+    """Poisson processes one after the other: pairs of a rate, which may be 0, and its seconds."""
+
+    steps: tuple[tuple[float, float], ...]
+
+    @property
+    def rate(self) -> float:
+        """Requests per second, in the mean."""
+        return sum(rate * seconds for rate, seconds in self.steps) / self.span_s
+
+    @property
+    def span_s(self) -> float:
+        """Of all steps."""
+        return sum(seconds for _, seconds in self.steps)
+
+    def due_times(self, duration_s: float, seed: int) -> Times:
+        """See `OpenLoop`."""
+        _check_count(self.rate * self.span_s)
+        rng = np.random.default_rng(seed)
+        ends = np.cumsum([seconds for _, seconds in self.steps])
+        parts = [
+            end - seconds + _poisson(rate, seconds, rng) for (rate, seconds), end in zip(self.steps, ends, strict=True)
+        ]
+        times = np.concatenate(parts)
+        return times[times < duration_s]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayedArrivals:
     """Recorded times. The first request is due at once, whatever clock its timestamp is of."""
 
@@ -163,7 +192,13 @@ class ClosedLoop:
 
 
 Arrivals: TypeAlias = (
-    ConstantArrivals | PoissonArrivals | BurstyArrivals | DiurnalArrivals | ReplayedArrivals | ClosedLoop
+    ConstantArrivals
+    | PoissonArrivals
+    | BurstyArrivals
+    | DiurnalArrivals
+    | SteppedArrivals
+    | ReplayedArrivals
+    | ClosedLoop
 )
 
 
@@ -185,12 +220,14 @@ def parse(text: str) -> Arrivals:
             _no_options(text, others)
             rate = _number(text, "RATE", first, _is_rate, f"above 0, at most {MAX_RATE:g}")
             return PoissonArrivals(rate) if kind == "poisson" else ConstantArrivals(rate)
+        case "steps" if rest:
+            return SteppedArrivals(tuple(_step(text, word) for word in rest.split(",")))
         case "bursty" | "diurnal":
             rate = _number(text, "RATE", first, _is_rate, f"above 0, at most {MAX_RATE:g}")
             return _modulated(text, kind, rate, _options(text, others))
     raise ConfigError(
-        f"--arrivals: expected poisson:RATE, constant:RATE, bursty:RATE, diurnal:RATE, replay:FILE or closed:CALLERS; "
-        f"got {text!r}"
+        f"--arrivals: expected poisson:RATE, constant:RATE, bursty:RATE, diurnal:RATE, steps:RATE:SECONDS,…, "
+        f"replay:FILE or closed:CALLERS; got {text!r}"
     )
 
 
@@ -249,6 +286,14 @@ def _modulated(text: str, kind: str, rate: float, options: Mapping[str, str]) ->
     if kind == "bursty":
         return BurstyArrivals(rate, found.get("ratio", DEFAULT_RATIO), found.get("dwell_s", DEFAULT_DWELL_S))
     return DiurnalArrivals(rate, found.get("swing", DEFAULT_SWING), found.get("period_s"))
+
+
+def _step(text: str, word: str) -> tuple[float, float]:
+    rate, _, seconds = word.partition(":")
+    return (
+        _number(text, "RATE", rate, lambda value: value == 0.0 or _is_rate(value), f"from 0, at most {MAX_RATE:g}"),
+        _number(text, "SECONDS", seconds, lambda value: 0.0 < value <= 1e6, "above 0, at most 1e6"),
+    )
 
 
 def _is_rate(value: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from itertools import chain
 
 import pytest
@@ -142,7 +143,7 @@ def test_target_kept_by_a_few_answers_is_not_shown_to_be() -> None:
     assert one.kept.verdict is TargetVerdict.UNSHOWN
     assert one.kept.shortfall.value < 0 < one.kept.shortfall.high
     assert targets_kept(summarise(run)) == "1 of 1 (1 not shown)"
-    assert "kept, not shown (spare 2.0 ±" in printed([summarise(run)])
+    assert "kept, not shown (spare 2.0 ±" in printed(summarise(run))
 
 
 def test_late_answers_are_missing_in_the_effective_shortfall_alone() -> None:
@@ -213,31 +214,38 @@ def test_any_run_is_summarised_within_its_bounds(
             assert share is None or 0 <= share.low <= share.value <= share.high <= 1
 
 
-def printed(summaries: list[RunSummary]) -> str:
-    console = Console(file=io.StringIO(), width=220)
-    show(summaries, console)
+def printed(summary: RunSummary, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(summary, console)
     file = console.file
     assert isinstance(file, io.StringIO)
     return file.getvalue()
 
 
-def test_table_of_one_run_has_a_row_per_target() -> None:
-    text = printed([summarise(plausible("[bold]mine"))])
-    assert "[bold]mine" in text
-    assert "max_accuracy_drop=0.01" in text
-    assert "? rests on few requests" in text
+@pytest.mark.parametrize("width", [80, 120])
+def test_each_target_has_a_block_in_which_no_figure_is_cut_or_broken(width: int) -> None:
+    summary = summarise(plausible("[bold]mine"))
+    lines = printed(summary, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "[bold]mine" in lines[0]
+    heads = [line for line in lines if re.search(r": \d+ requests", line)]
+    assert [line.rpartition(": ")[0] for line in heads] == ["all", *(one.target for one in summary.classes)]
+    latencies = [line for line in lines if line.startswith("  latency")]
+    assert len(latencies) == len(heads)
+    for line in latencies:
+        assert re.fullmatch(r"  latency, ms +P50 \S+, P99 \S+ \(\S+–\S+\), P99\.9 \S+", line.rstrip()), line
+    assert not any("…" in line for line in lines)
 
 
-def test_table_has_the_share_that_was_shed_and_marks_a_tail_of_few_requests() -> None:
+def test_a_block_has_the_share_that_was_shed_and_marks_a_tail_of_few_requests() -> None:
     outcomes = [refusal(k / 10, 1) if k % 4 == 0 else answer(k / 10, 50) for k in range(40)]
-    lines = [line.split() for line in printed([summarise(run_of(outcomes, name="mine"))]).splitlines()]
-    heads, row = next(each for each in lines if "requests" in each), next(each for each in lines if each[:1] == ["all"])
-    assert "P99.9" in heads
-    assert row[5] == "≥100.0?"
-    assert row[-4:-2] == ["10", "(25.0%)"]
+    text = printed(summarise(run_of(outcomes, name="mine")))
+    assert "all: 40 requests\n" in text
+    assert re.search(r"P99\.9 ≥100\.0\?\s*$", text, re.MULTILINE)
+    assert re.search(r"no answer +10 \(25\.0% shed\): 10 ", text)
 
 
-def test_table_names_why_requests_got_no_answer() -> None:
+def test_a_block_names_why_requests_got_no_answer() -> None:
     codes = ["timeout", *["unreachable"] * 4, *["broken"] * 3, *["[b]odd"] * 2, "rare"]
     run = run_of([answer(0.5, 10), *(refusal(1 + k / 10, 1, 0, code) for k, code in enumerate(codes))], name="mine")
-    assert "mine: no answer: 4 unreachable, 3 broken, 2 [b]odd, 2 others" in printed([summarise(run)])
+    assert "no answer       11 (0.0% shed): 4 unreachable, 3 broken, 2 [b]odd, 2 others" in printed(summarise(run), 80)

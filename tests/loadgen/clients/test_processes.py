@@ -58,6 +58,8 @@ def test_two_processes_send_one_schedule_and_their_outcomes_are_one(null: Server
     assert all(each.answered for each in (*outcomes, *closed))
     assert closed
     assert shown[-1].sent <= 60
+    assert sum(len(each.latencies_ms) for each in shown) <= 60
+    assert all(0.0 < ms < 60_000.0 for each in shown for ms in each.latencies_ms)
 
 
 def test_a_server_that_is_not_there_is_said_before_anything_is_sent() -> None:

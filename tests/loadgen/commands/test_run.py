@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import importlib
 import itertools
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -45,6 +48,24 @@ def test_run_writes_the_record_and_the_page_it_prints(null: ServerProcess, tmp_p
     assert "nothing" in page.read_text()
     figures = msgspec.json.decode(gzip.decompress(record.read_bytes()))["summary"]
     assert msgspec.convert(figures, RunSummary) == summarise(run)
+
+
+def test_a_terminal_shows_rate_p99_and_time_left_while_requests_are_sent(null: ServerProcess) -> None:
+    ours, theirs = os.openpty()
+    words = ["run", "--url", null.url, "--arrivals", "steps:40:0.6,80:0.6", "--warm-up-s", "0", "--no-noise"]
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "loadgen", *words], stderr=theirs, stdout=subprocess.PIPE, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError), open(ours, "rb", buffering=0) as terminal:  # noqa: PTH123 - it has no path
+        while chunk := terminal.read(4096):
+            shown += chunk
+    assert running.wait() == 0
+    assert running.stdout is not None
+    running.stdout.close()
+    assert re.search(rb"\d+/\d+, [\d.e+]+/s, P99 [\d.]+ ms, [01] s left, \d+ in flight", shown), shown
 
 
 def referred(oracle: Oracle, folder: Path, images: int, *words: str) -> tuple[int | None, str, str]:

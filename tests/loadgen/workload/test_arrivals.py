@@ -16,6 +16,7 @@ from loadgen.workload.arrivals import (
     OpenLoop,
     PoissonArrivals,
     ReplayedArrivals,
+    SteppedArrivals,
     parse,
     read_timestamps,
 )
@@ -26,6 +27,7 @@ SCHEDULES: st.SearchStrategy[OpenLoop] = st.one_of(
     st.builds(PoissonArrivals, RATES),
     st.builds(BurstyArrivals, RATES, st.floats(1.0, 50.0), st.floats(0.05, 20.0)),
     st.builds(DiurnalArrivals, RATES, st.floats(0.0, 1.0), st.none() | st.floats(0.1, 100.0)),
+    st.builds(SteppedArrivals, st.lists(st.tuples(st.just(0.0) | RATES, st.floats(0.1, 9.0)), min_size=1).map(tuple)),
 )
 
 
@@ -51,6 +53,14 @@ def test_mean_rate_is_what_was_asked(text: str) -> None:
     assert len(schedule.due_times(1000.0, seed=3)) == pytest.approx(40_000, rel=0.025)
 
 
+def test_each_step_has_its_rate_for_its_seconds() -> None:
+    schedule = parse("steps:100:100,0:50,400:100")
+    assert isinstance(schedule, SteppedArrivals)
+    assert (schedule.rate, schedule.span_s) == (200.0, 250.0)
+    counts = np.histogram(schedule.due_times(1000.0, seed=3), bins=[0, 100, 150, 250, 1000])[0]
+    assert counts.tolist() == [pytest.approx(10_000, rel=0.04), 0, pytest.approx(40_000, rel=0.02), 0]
+
+
 def test_bursty_keeps_the_mean_rate_and_disperses_as_its_formula_says() -> None:
     schedule = BurstyArrivals(20.0, ratio=8.0, dwell_s=2.0)
     times = schedule.due_times(40_000.0, seed=5)
@@ -67,6 +77,7 @@ def test_bursty_keeps_the_mean_rate_and_disperses_as_its_formula_says() -> None:
         ("bursty:8", BurstyArrivals(8.0)),
         ("bursty:8,dwell_s=5,ratio=4", BurstyArrivals(8.0, 4.0, 5.0)),
         ("diurnal:8,swing=0.5", DiurnalArrivals(8.0, 0.5)),
+        ("steps:8:30,0:0.5,64:30", SteppedArrivals(((8.0, 30.0), (0.0, 0.5), (64.0, 30.0)))),
         ("closed:4", ClosedLoop(4)),
     ],
 )
@@ -80,6 +91,7 @@ def test_words_mean_schedules(text: str, meant: object) -> None:
         "", "poisson", "poisson:", "poisson:0", "poisson:-1", "poisson:nan", "poisson:inf", "poisson:8,x=1",
         "bursty:8,ratio=0.5", "bursty:8,ratio=2,ratio=3", "bursty:8,swing=1", "bursty:8,ratio", "diurnal:8,swing=2",
         "closed:0", "closed:1.5", "closed:5000", "closed:²", "replay:", "uniform:8",
+        "steps:", "steps:8", "steps:8:0", "steps:-1:5", "steps:8:5,", "steps:8:5,x=1", "steps:8:5:5",
     ],
 )  # fmt: skip
 def test_other_words_are_refused(text: str) -> None:
