@@ -180,8 +180,12 @@ class Probe(msgspec.Struct, frozen=True):
     rate: float
     confirming: bool
     n: int
+    p50_ms: float | None
+    """None: half of the requests were not answered at all."""
     p99_ms: float | None
     """None: more than one request in a hundred was not answered at all."""
+    goodput: float
+    """Requests answered within the bound of the P99, and right where that is known, per second."""
     accuracy: float | None
     """Right answers over all requests; None without labels."""
     late_ms: float
@@ -231,9 +235,14 @@ class CountedAnswers:
     def __len__(self) -> int:
         return len(self.outcomes)
 
-    def p99_ms(self) -> float:
+    def percentile_ms(self, share: float = SHARE) -> float:
         """Infinite if nothing was asked."""
-        return float(quantiles(self.latency_ms, [SHARE])[0]) if len(self) else math.inf
+        return float(quantiles(self.latency_ms, [share])[0]) if len(self) else math.inf
+
+    def goodput(self, within_ms: float) -> float:
+        """Answers within a time, and right where that is known, per second."""
+        good = (self.latency_ms <= within_ms) * (1.0 if self.right is None else self.right)
+        return float(good.sum()) / max(self.end_s - self.start_s, 1e-9)
 
     def accuracy(self) -> IntervalEstimate | None:
         """With its interval."""
@@ -267,7 +276,7 @@ def judge(
     interrupted: bool = False,
 ) -> Probe:
     """Whether a rate held; `least` is what came of the lowest rate, whose images were the same."""
-    p99_ms, accuracy = answers.p99_ms(), answers.accuracy()
+    p99_ms, accuracy = answers.percentile_ms(), answers.accuracy()
     failing: list[Failing] = []
     if not p99_ms <= goal.p99_ms:
         failing.append(Failing.P99)
@@ -281,7 +290,9 @@ def judge(
         rate=tried.rate,
         confirming=tried.confirming,
         n=len(answers),
+        p50_ms=_finite(answers.percentile_ms(0.5)),
         p99_ms=_finite(p99_ms),
+        goodput=answers.goodput(goal.p99_ms),
         accuracy=None if accuracy is None else accuracy.value,
         late_ms=_late_ms(answers.outcomes),
         failing=failing,
@@ -302,14 +313,14 @@ def confirmation(rate: float, answers: CountedAnswers, goal: CapacityGoal, wante
     tail = (1.0 - CONFIDENCE) / 2.0
     # Not `bootstrap.interval`, which leaves out what is infinite.
     low, high = np.quantile(bootstrap(n, block, seed, statistic)[:, 0], (tail, 1.0 - tail), method="higher")
-    reached = occasions(latency_ms, answers.p99_ms(), block)
+    reached = occasions(latency_ms, answers.percentile_ms(), block)
     accuracy = answers.accuracy()
     return Confirmation(
         rate=rate,
         n=n,
         wanted=max(wanted, n),
         seconds=answers.end_s - answers.start_s,
-        p99_ms=_finite(answers.p99_ms()),
+        p99_ms=_finite(answers.percentile_ms()),
         p99_low=_finite(float(low)),
         p99_high=_finite(float(high)),
         occasions=reached,

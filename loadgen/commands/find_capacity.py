@@ -45,7 +45,7 @@ from loadgen.commands import options
 from loadgen.commands.command_line import option
 from loadgen.commands.interrupt import INTERRUPTED_STATUS, first_interrupt, run_unless
 from loadgen.commands.options import Setup
-from loadgen.commands.terminal import terminal
+from loadgen.commands.terminal import progress_bar, terminal
 from loadgen.workload import target_mix
 from loadgen.workload.arrivals import MAX_RATE, MAX_REQUESTS, ConstantArrivals
 from loadgen.workload.record import Origin, RequestOutcome, TargetClass, check_files
@@ -127,6 +127,10 @@ class CapacityOptions(options.LoadOptions, frozen=True, kw_only=True):
     ] = 180.0
     no_noise: Annotated[bool, option("Measurement", "Do not measure the load generator first.")] = False
     json: Annotated[Path | None, option("Output", "Write what was found to this file.")] = None
+    html: Annotated[
+        Path | None,
+        option("Output", "Write a page with the curves of latency and goodput against the rate to this file."),
+    ] = None
 
     def counted_s(self, tried: RateTrial) -> float:
         """How long a run is, without its warm-up."""
@@ -143,12 +147,12 @@ async def run(given: CapacityOptions) -> int:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
     """
     _check(given)
-    check_files(given.json)
+    check_files(given.json, given.html)
     setup_ = options.read_setup(given)
     if given.min_accuracy is not None and setup_.dataset.labels is None:
         raise ConfigError("--min-accuracy: expected labelled images; --data has none")
     started = options.origin(setup_.seed)
-    console = terminal(160, highlight=False)
+    console = terminal(120, highlight=False)
     probes: list[Probe] = []
     latest: Confirmation | None = None
     # At a higher rate the longest run would have more requests than a run may have.
@@ -176,12 +180,19 @@ async def run(given: CapacityOptions) -> int:
         console.print(conclusion(found))
         if given.json is not None:
             write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        if given.html is not None:
+            from loadgen.analysis.capacity_page import capacity_page
+
+            labelled = setup_.dataset.labels is not None
+            page = capacity_page(given.url, conclusion(found), probes, given.p99_ms, started, labelled=labelled)
+            write_atomic(given.html, page.encode())
 
     with first_interrupt() as stop:
         async with WorkerProcesses(setup_.processes) as workers:
 
             async def ask(job: LoadJob) -> tuple[list[RequestOutcome], bool]:
-                return await workers.run(job, stop=stop), stop.is_set()
+                with progress_bar("requests", len(job.due), job.duration_s) as show:
+                    return await workers.run(job, stop=stop, show=show), stop.is_set()
 
             await workers.load(setup_.dataset)
             if not given.no_noise:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -20,10 +21,11 @@ from tests.loadgen.scripted import RecordedRequest, reply, scripted
 def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
     null: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = tmp_path / "capacity.json"
+    report, page = tmp_path / "capacity.json", tmp_path / "capacity.html"
     words = [
         "find-capacity", "--url", null.url, "--p99-ms", "5000", "--from-rate", "50", "--probe-requests", "100",
         "--probe-s", "0.5", "--max-probes", "3", "--no-noise", "--json", str(report),
+        "--html", str(page),
     ]  # fmt: skip
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -34,6 +36,13 @@ def test_command_finds_a_rate_confirms_it_and_writes_its_runs(
     assert f"capacity: {found['low']:.4g} requests/s at P99 ≤ 5000 ms, confirmed" in said
     assert found["probes"][0]["confirming"] is False
     assert [found["probes"][-1][what] for what in ("rate", "confirming", "held")] == [found["low"], True, True]
+    assert all(0.0 < each["p50_ms"] <= each["p99_ms"] for each in found["probes"] if each["held"])
+    assert all(each["goodput"] == pytest.approx(each["rate"], rel=0.05) for each in found["probes"] if each["held"])
+    drawn = ElementTree.fromstring(
+        page.read_text().partition("<svg")[2].partition("</svg>")[0].join(("<svg", "</svg>"))
+    )
+    markers = [each for each in drawn.iter("polygon") if each.get("class", "").startswith(("solid", "hollow"))]
+    assert len(markers) == 2 * len(found["probes"]) + 2, "P50 and P99 of each run, and of the legend"
     run = found["confirmation"]
     assert (run["n"], run["wanted"]) == (1000, 1000)
     assert 0.0 < run["p99_low"] <= run["p99_ms"] <= run["p99_high"]
