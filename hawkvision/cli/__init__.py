@@ -18,6 +18,7 @@ from hawkvision.core.command_line import Group
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.logs import LogFormat, LogLevel
 from hawkvision.system.child_server import exit_on_sigterm
+from hawkvision.system.graph_limits import in_child
 from hawkvision.system.terminal import quiet_without_reader, write_anything
 
 EXTRA_OF: Final = {
@@ -88,6 +89,8 @@ COMMANDS: Final = Group(
     _before,
 )
 """Every command of `hawkvision`."""
+RUN_GRAPHS: Final = ("models", "calibrate", "certify", "fpga", "plan")
+"""Commands that load or run users' graphs."""
 
 
 def main() -> None:
@@ -95,6 +98,8 @@ def main() -> None:
     write_anything()
     with quiet_without_reader():
         exit_on_sigterm()  # so that a compiler started by a command ends, too
+        if sys.argv[1:2] and sys.argv[1] in RUN_GRAPHS:
+            in_child()
         sys.exit(run(sys.argv[1:]))
 
 

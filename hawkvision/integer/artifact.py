@@ -12,6 +12,7 @@ from typing import Final
 
 from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph, from_bytes
+from hawkvision.system.graph_limits import one_run
 from hawkvision.system.onnx_runtime import ort
 
 GRAPH_KEY: Final = "hawkvision.fpga.graph"
@@ -42,7 +43,8 @@ def _metadata(model: Path | bytes, where: str) -> dict[str, str]:
     options.log_severity_level = 4
     try:
         content = model if isinstance(model, bytes) else model.read_bytes()
-        session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        with one_run(where):
+            session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         found: dict[str, str] = session.get_modelmeta().custom_metadata_map
     except Exception as error:  # noqa: BLE001 - the runtime's own exceptions derive from nothing narrower
         raise CompileError(f"{where}: cannot read the model: {error}") from None

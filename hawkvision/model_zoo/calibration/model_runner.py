@@ -39,6 +39,7 @@ from hawkvision.model_zoo.predictions import (
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.datasets import LabelledImages, UnlabelledImages
 from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.system.graph_limits import one_run
 from hawkvision.tasks.decoders.decoder import Decoder
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import TaskKind
@@ -69,9 +70,10 @@ class ModelExecution:
             ArtifactError: if the model is missing or not the manifest's.
         """
         model = load_variant(cache, manifest.task, variant)
-        return open_backend(
-            self.backend, model, variant.input, manifest.classes, self.providers, self.threads, self.precision
-        )
+        with one_run(variant.name):
+            return open_backend(
+                self.backend, model, variant.input, manifest.classes, self.providers, self.threads, self.precision
+            )
 
 
 CERTIFIED_EXECUTION: Final = ModelExecution()
@@ -210,9 +212,10 @@ class _VariantRun:
         def batch(start: int) -> tuple[Tensors, Tensors | None, float]:
             inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
             before = time.thread_time()
-            upright = self._decode(self._runner.infer(inputs))
-            spent = time.thread_time() - before
-            mirrored = self._mirrored(inputs) if self._flip else None
+            with one_run(self._variant.name, len(inputs) * (1 + self._flip)):
+                upright = self._decode(self._runner.infer(inputs))
+                spent = time.thread_time() - before
+                mirrored = self._mirrored(inputs) if self._flip else None
             advance(len(inputs))
             return upright, mirrored, spent * 1e3 / len(inputs)
 

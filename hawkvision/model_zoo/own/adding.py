@@ -39,6 +39,7 @@ from hawkvision.model_zoo.own.task_folder import (
 )
 from hawkvision.models.manifest import FileSource, Manifest, Variant, load_labels
 from hawkvision.system.files import sha256_of
+from hawkvision.system.graph_limits import one_run
 from hawkvision.tasks.decoders.decoder import BoxDecoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
 from hawkvision.tasks.kind import TaskKind
@@ -102,8 +103,9 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     """
     folder = folder_for(order.task, models)
     name = stage_name(order.name, order.path)
-    model = read_model(order.path, order.fixed, order.facts.outputs)
-    graph = facts_of(model, str(order.path))
+    with one_run(str(order.path)):
+        model = read_model(order.path, order.fixed, order.facts.outputs)
+        graph = facts_of(model, str(order.path))
     manifest = existing(order.task, folder)
     facts = order.facts if order.same_as is None else _like(order, manifest)
     _refuse_incomplete(order, facts, graph, model, manifest)
@@ -322,7 +324,8 @@ def is_ambiguous(facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, w
     sizes = [size or ANY_SIDE for size in (graph.batch or 1, *graph.shape[1:])]
     values = np.random.default_rng(0).uniform(0, 255, sizes)
     try:
-        (found,) = session.run([names[0]], {graph.input: values.astype(graph.type)})
+        with one_run(where, len(values)):
+            (found,) = session.run([names[0]], {graph.input: values.astype(graph.type)})
     except Exception:  # noqa: BLE001 - another size may do; it is run again with the owner's
         return False
     rows = np.atleast_1d(found).reshape(sizes[0], -1)

@@ -43,6 +43,7 @@ from hawkvision.models.manifest import (
     shipped_models_dir,
 )
 from hawkvision.system.files import sha256_of
+from hawkvision.system.graph_limits import one_run
 from hawkvision.system.onnx_runtime import ort, quantiser
 from hawkvision.tasks.kind import Output, TaskKind, Truth
 from hawkvision.tasks.registry import load_kind
@@ -236,7 +237,7 @@ class _CalibrationImages:
 
 
 def int8_model(
-    model: bytes, images: Iterable[Pixels], keep_float: Sequence[str], where: str, *, averaged: bool
+    model: bytes, images: Sequence[Pixels], keep_float: Sequence[str], where: str, *, averaged: bool
 ) -> tuple[bytes, list[str]]:
     """The quantised model, and the nodes that were kept in float.
 
@@ -263,19 +264,20 @@ def int8_model(
             )
         made = Path(folder) / "int8.onnx"
         try:
-            tool.quantize_static(
-                str(folded),
-                str(made),
-                _CalibrationImages(images),
-                quant_format=tool.QuantFormat.QDQ,
-                op_types_to_quantize=list(OPERATORS),
-                per_channel=True,
-                reduce_range=True,
-                activation_type=tool.QuantType.QUInt8,
-                weight_type=tool.QuantType.QInt8,
-                nodes_to_exclude=kept,
-                extra_options={"CalibMovingAverage": averaged},
-            )
+            with one_run(where, len(images)):
+                tool.quantize_static(
+                    str(folded),
+                    str(made),
+                    _CalibrationImages(images),
+                    quant_format=tool.QuantFormat.QDQ,
+                    op_types_to_quantize=list(OPERATORS),
+                    per_channel=True,
+                    reduce_range=True,
+                    activation_type=tool.QuantType.QUInt8,
+                    weight_type=tool.QuantType.QInt8,
+                    nodes_to_exclude=kept,
+                    extra_options={"CalibMovingAverage": averaged},
+                )
         except Exception as error:  # the quantiser raises whatever its parts raise
             raise ArtifactError(
                 f"{where}: ONNX Runtime cannot quantise the model: {str(error).splitlines()[0]}"
@@ -322,7 +324,8 @@ def _fold(model: onnx.ModelProto, path: Path, where: str) -> None:
     options.optimized_model_filepath = str(path)
     options.log_severity_level = 4
     try:
-        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        with one_run(where):
+            ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # see above
         raise ArtifactError(f"{where}: ONNX Runtime cannot load the model: {error}") from error
 

@@ -18,6 +18,7 @@ from hawkvision.model_zoo.own.graphs.conversion import IMAGE
 from hawkvision.model_zoo.own.graphs.parity import open_session
 from hawkvision.models.input_spec import InputSpec
 from hawkvision.models.manifest import Variant
+from hawkvision.system.graph_limits import one_run
 from hawkvision.tasks.boxes.rows import BOXES, SCORES
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind
@@ -59,7 +60,8 @@ class StageRun:
         return np.concatenate([np.zeros(0, np.float32), *(each[:, 2:].max(axis=1) for each in boxes if each.size)])
 
     def _run(self, batch: Pixels) -> dict[str, NDArray[np.float32]]:
-        found = self._session.run(self._fetched, {IMAGE: batch})
+        with one_run(self._variant.name, len(batch)):
+            found = self._session.run(self._fetched, {IMAGE: batch})
         return {name: each.astype(np.float32) for name, each in zip(self._names, found, strict=True)}
 
     def over(

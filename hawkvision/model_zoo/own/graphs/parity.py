@@ -16,6 +16,7 @@ from hawkvision.core.types import LOGITS, Pixels
 from hawkvision.model_zoo.own.graphs.conversion import IMAGE, PREFIX, OutputPlan, prepared
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts
 from hawkvision.model_zoo.own.graphs.owner_facts import Preparation
+from hawkvision.system.graph_limits import one_run
 from hawkvision.system.onnx_runtime import ort
 
 IMAGES: Final = 3
@@ -39,7 +40,8 @@ def open_session(model: bytes | str, where: str) -> Any:
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        with one_run(where):
+            return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime's own exceptions derive from nothing narrower
         raise ArtifactError(f"{where}: ONNX Runtime cannot load the model: {_first_line(error)}") from error
 
@@ -177,7 +179,8 @@ def _comparable(logits: NDArray[Any], theirs: NDArray[np.float64]) -> tuple[NDAr
 
 def _run(session: Any, names: Sequence[str], feed: Arrays, where: str) -> list[NDArray[Any]]:
     try:
-        found: list[NDArray[Any]] = session.run(list(names), feed)
+        with one_run(where, max(map(len, feed.values()))):
+            found: list[NDArray[Any]] = session.run(list(names), feed)
     except Exception as error:  # see above
         raise ArtifactError(f"{where}: the graph does not run: {_first_line(error)}") from error
     return found
