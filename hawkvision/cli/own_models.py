@@ -17,7 +17,7 @@ from hawkvision.system.files import CacheDir
 
 if TYPE_CHECKING:
     from hawkvision.model_zoo.own.adding import Added, AddOrder
-    from hawkvision.model_zoo.own.checking import Checked
+    from hawkvision.model_zoo.own.checking import Checked, ObjectCounts
     from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 
 SHOWN: Final = 5
@@ -40,7 +40,8 @@ class AddOptions(msgspec.Struct, kw_only=True, frozen=True):
     model: Annotated[Path, Meta(description="An ONNX file that takes images.", extra=ARGUMENT)]
     labels: Annotated[Path | None, Meta(
         title=_OUTPUT,
-        description="File with one label a line, in the order of the outputs, or the folder of class folders.")] = None
+        description="Labels in the order of the outputs: a file with one a line, data.yaml, or the folder of class "
+        "folders; default: as the file states, else the task's.")] = None
     name: Annotated[str | None, Meta(title=_STAGE, description="Name of the stage; default: the file's.")] = None
     tier: Annotated[Literal["edge", "dc"] | None, Meta(
         title=_STAGE, description="Where it runs; default: the cheapest stage on the edge.")] = None
@@ -144,10 +145,14 @@ def _report_added(task: str, added: Added) -> None:
     batch = "any batch" if added.batch is None else f"batches of {added.batch}"
     how = f"{spec.fit}, crop_fraction {spec.crop_fraction:g}" if spec.fit == "crop" else spec.fit
     print(f"{'replaced' if added.replaced else 'added'} {variant.name!r} in {added.folder}: {tier}")
+    print(f"  labels  {added.labels}")
     print(f"  takes   {spec.height}x{spec.width} by {how}, {spec.interpolation}; {batch}")
     print(f"  costs   {added.cpu_ms:.2g} ms of one core per image, {(variant.bytes or 0) / 1e6:.2g} MB")
     print(f"  exact   differs from your graph by at most {added.worst:.1g} of the largest number")
     print(f"  cascade edge {', '.join(cascade.edge)}; datacenter {', '.join(cascade.dc)}")
+    for option, meaning in added.unstated.items():
+        print(f"not stated: {option}, so nothing serves the stage yet; state it with --decoder-option {option}=VALUE")
+        print(f"      {meaning}")
     predictions = "PREDICTIONS.jsonl" if added.located else "PREDICTIONS.csv"
     check = advise("models check", "--task", task, "--reference", predictions)
     print(f"next: `{check}` compares it with predictions of yours, then")
@@ -214,10 +219,19 @@ def models_check(
 
 def _cause(found: Checked) -> str:
     """Why predictions differ, as far as that is known, and what to do."""
+    differ = "" if found.objects is None else _differing(found.objects)
+    if found.unstated:
+        differ = f"{', '.join(found.unstated)} is not stated, and nothing serves the stage until it is; "
     if found.better is not None:
         return (
-            f"with {found.better} the mean difference of the worst images falls to {found.better_mean:.4f}: "
+            f"{differ}with {found.better} the mean difference of the worst images is {found.better_mean:.4f}: "
             "add the model again with these options"
+        )
+    if found.objects is not None:
+        return (
+            f"{differ}no other order, form or scale of boxes, fit, interpolation or order of channels comes much "
+            "closer: check the decoder, its outputs, class_map and score_floor, the threshold of the kind, the order "
+            "of --labels, and how pixels are normalised"
         )
     if found.same_labels == len(found.images):
         return (
@@ -228,6 +242,16 @@ def _cause(found: Checked) -> str:
         "no other fit, interpolation or order of channels comes much closer: check --scale, --mean and --std, "
         "the order of --labels, and whether both programs run the same file"
     )
+
+
+def _differing(counts: ObjectCounts) -> str:
+    """How the served objects differ from the owner's."""
+    said = (
+        (counts.same_label - counts.same_box, f"of your {counts.yours} objects have another box"),
+        (counts.yours - counts.same_label, f"of your {counts.yours} objects are missing"),
+        (counts.served - counts.same_label, f"of the {counts.served} served objects are not among yours"),
+    )
+    return "".join(f"{number} {what}; " for number, what in said if number)
 
 
 def models_quantize(

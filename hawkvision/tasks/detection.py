@@ -162,11 +162,11 @@ class DetectionKind(BoxKind[Detection]):
     def loss(self, prediction: Detection, truth: Truth) -> float:
         """1 − F1 with the true boxes and classes (`TrueBoxes`); 0 if both are empty."""
         boxes, classes = truth
-        return 1.0 - _f1(matches(*_arrays(prediction), boxes, classes), len(prediction.objects), len(boxes))
+        return 1.0 - _f1(matches(*arrays(prediction), boxes, classes), len(prediction.objects), len(boxes))
 
     def disagreement(self, prediction: Detection, reference: Detection) -> float:
         """1 − F1 of one with the other, by the better of both orders of matching."""
-        a, b = _arrays(prediction), _arrays(reference)
+        a, b = arrays(prediction), arrays(reference)
         return 1.0 - _f1(max(matches(*a, *b), matches(*b, *a)), len(prediction.objects), len(reference.objects))
 
     def confidence(self, prediction: Detection) -> float:
@@ -190,7 +190,8 @@ class DetectionKind(BoxKind[Detection]):
         return _to_tensors(predictions)
 
 
-def _arrays(prediction: Detection) -> tuple[NDArray[Any], NDArray[Any]]:
+def arrays(prediction: Detection) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The boxes (k, 4) and the classes (k,) of the objects."""
     boxes = np.array([each.box for each in prediction.objects], np.float64).reshape(-1, 4)
     return boxes, np.array([each.index for each in prediction.objects], np.intp)
 

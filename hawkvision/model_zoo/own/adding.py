@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from hawkvision.model_zoo.own.graphs import parity
 from hawkvision.model_zoo.own.graphs.conversion import OutputPlan, converted, prepared
 from hawkvision.model_zoo.own.graphs.graph_facts import GraphFacts, OutputFacts, facts_of, read_model
 from hawkvision.model_zoo.own.graphs.owner_facts import (
+    DECODER_OPTION,
     LOGITS_DECODER,
     OutputMeaning,
     OwnerFacts,
@@ -25,8 +26,10 @@ from hawkvision.model_zoo.own.graphs.owner_facts import (
     missing_facts,
     refusal,
     resolve,
+    unstated_options,
 )
-from hawkvision.model_zoo.own.served import StageRun
+from hawkvision.model_zoo.own.graphs.stated_facts import StatedFacts, refuse_others, stated_facts
+from hawkvision.model_zoo.own.served import StageRun, with_readings
 from hawkvision.model_zoo.own.task_folder import (
     DEFAULT_KIND,
     TierName,
@@ -40,8 +43,9 @@ from hawkvision.model_zoo.own.task_folder import (
 from hawkvision.models.manifest import FileSource, Manifest, Variant, load_labels
 from hawkvision.system.files import sha256_of
 from hawkvision.system.graph_limits import one_run
-from hawkvision.tasks.decoders.decoder import BoxDecoder
+from hawkvision.tasks.decoders.decoder import UNSTATED, BoxDecoder
 from hawkvision.tasks.decoders.registry import decoder_class, decoder_names
+from hawkvision.tasks.decoders.sets import TENSORFLOW_BOXES
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import kind_class, task_kind
 
@@ -85,6 +89,10 @@ class Added:
     batch: int | None
     """The number of images that the graph takes; None for any."""
     replaced: bool
+    labels: str
+    """The labels, and what says that they are in the order of the model's outputs."""
+    unstated: Mapping[str, str]
+    """Options of the decoder that must be stated before anything serves the stage, with their meaning."""
     located: bool
     """Whether predictions name places, so that a CSV file cannot hold them."""
 
@@ -105,45 +113,55 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     name = stage_name(order.name, order.path)
     with one_run(str(order.path)):
         model = read_model(order.path, order.fixed, order.facts.outputs)
-        graph = facts_of(model, str(order.path))
+        graph, stated = facts_of(model, str(order.path)), stated_facts(model, order.path)
     manifest = existing(order.task, folder)
     facts = order.facts if order.same_as is None else _like(order, manifest)
-    _refuse_incomplete(order, facts, graph, model, manifest)
-    labels = _labels(order, manifest, folder)
+    if not facts.outputs:
+        refuse_others(stated)
+    if facts.size is None and graph.takes_any_size:
+        facts = replace(facts, size=stated.size)
+    kind = _kind(order, manifest, stated)
+    _refuse_incomplete(order, facts, graph, model, kind, stated, known_labels=manifest is not None)
+    labels, its_labels, said = _labels(order, stated, manifest, folder)
     wanted = resolve(facts, graph)
-    kind = _kind(order, manifest)
     decoder = facts.decoder or decoders_of(kind)[0]
     options = order.kind_options if manifest is None else manifest.options
     opened = task_kind(kind, labels, options)
-    built, batch, worst = _converted(order, facts, graph, model, wanted, labels, decoder)
-    variant = _variant(name, facts, wanted, built, decoder, quantised=graph.quantised)
-    _check_predictions(opened, variant, built)
+    built, batch, worst = _converted(order, facts, graph, model, wanted, its_labels, decoder)
+    read_by = _decoder_options(facts, graph, decoder, labels, its_labels)
+    variant = _variant(name, read_by, wanted, built, decoder, quantised=graph.quantised)
+    _check_predictions(opened, variant, built, graph)
     fresh = new_manifest(order.task, kind, options, labels, variant)
     new = labels if manifest is None else None
     changed = store(manifest, fresh, built, built, order.tier, folder, cache, labels=new)
     replaced = manifest is not None and any(each.name == variant.name for each in manifest.variants)
     return Added(
         changed, variant, folder / order.task, worst, parity.cpu_ms(built, variant.name), batch, replaced,
-        kind_class(kind).located,
+        said, unstated_options(decoder, read_by), kind_class(kind).located,
     )  # fmt: skip
 
 
 def _refuse_incomplete(
-    order: AddOrder, facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, manifest: Manifest | None
-) -> None:
-    """Raises: ConfigError listing all that is missing."""
-    decoders = decoders_of(_kind(order, manifest))
+    order: AddOrder, facts: OwnerFacts, graph: GraphFacts, model: onnx.ModelProto, kind: str, stated: StatedFacts, *,
+    known_labels: bool,
+) -> None:  # fmt: skip
+    """Check that all is known but what `models check` can find out: options of the decoder.
+
+    Raises:
+        ConfigError: listing all that is missing.
+    """
+    decoders = decoders_of(kind)
     decoder = facts.decoder or (decoders[0] if len(decoders) == 1 else None)
     check_outputs(facts, graph, decoder, str(order.path))
     missing = missing_facts(facts, graph, decoders)
-    if order.labels is None and manifest is None:
+    if order.labels is None and stated.labels is None and not known_labels:
         labels = "a file with one label a line, in the order of the model's outputs, or the folder of class folders"
         missing.insert(0, ("--labels", labels, "LABELS"))
     if decoder == LOGITS_DECODER and is_ambiguous(facts, graph, model, str(order.path)):
         meaning = "logits or probabilities: no softmax is in the graph, but its numbers lie in 0..1"
         missing.append(("--output-meaning", meaning, "MEANING"))
-    if missing:
-        raise refusal(str(order.path), missing, order.given, graph)
+    if any(option != DECODER_OPTION for option, _, _ in missing):
+        raise refusal(str(order.path), missing, order.given, "; ".join(filter(None, (str(graph), str(stated)))))
 
 
 def decoders_of(kind: str) -> tuple[str, ...]:
@@ -157,9 +175,9 @@ def decoders_of(kind: str) -> tuple[str, ...]:
     return tuple(name for name in decoder_names() if issubclass(decoder_class(name), BoxDecoder))
 
 
-def _kind(order: AddOrder, manifest: Manifest | None) -> str:
+def _kind(order: AddOrder, manifest: Manifest | None, stated: StatedFacts) -> str:
     if manifest is None:
-        return order.kind or DEFAULT_KIND
+        return order.kind or stated.kind or DEFAULT_KIND
     if order.kind not in (None, manifest.kind):
         raise ConfigError(f"--kind: task {order.task!r} is of kind {manifest.kind!r}, got {order.kind!r}")
     return manifest.kind
@@ -171,17 +189,39 @@ def _like(order: AddOrder, manifest: Manifest | None) -> OwnerFacts:
     return like(order.facts, manifest.variant(str(order.same_as)).input)
 
 
-def _labels(order: AddOrder, manifest: Manifest | None, folder: Path) -> tuple[str, ...]:
-    given = None if order.labels is None else read_labels(order.labels)
-    if manifest is None:
-        assert given is not None
-        return given
-    known = load_labels(manifest, folder)
-    if given not in (None, known):
+def _labels(
+    order: AddOrder, stated: StatedFacts, manifest: Manifest | None, folder: Path
+) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The task's labels, the same in the order of the model's outputs, and what says so."""
+    given = stated.labels if order.labels is None else read_labels(order.labels)
+    said = f"as in {stated.where if order.labels is None else order.labels}"
+    known = given if manifest is None else load_labels(manifest, folder)
+    assert known is not None
+    if order.labels is not None and given is not None and set(given) != set(known):
+        other = next(each for each in (*given, *known) if each not in set(given) & set(known))
         raise ConfigError(
-            f"--labels: {order.labels}: these are not the labels of task {order.task!r}: {', '.join(known[:5])}"
+            f"--labels: {order.labels}: these are not the labels of task {order.task!r}, in any order: {other!r} is in "
+            f"only one of both; the task has {', '.join(known[:5])}{', …' if len(known) > 5 else ''}"
         )
-    return known
+    if given is None or set(given) != set(known):
+        given, said = known, "assumed to be in the task's order; --labels states another"
+    shown = (*given[:3], "…", given[-1]) if len(given) > 5 else given
+    return known, given, f"{', '.join(shown)} ({len(given)}): {said}"
+
+
+def _decoder_options(
+    facts: OwnerFacts, graph: GraphFacts, decoder: str, labels: tuple[str, ...], its_labels: tuple[str, ...]
+) -> dict[str, Any]:
+    """The options of the decoder: as the owner says, as names in the graph say, or unstated."""
+    options = dict(facts.decoder_options)
+    if "order" in decoder_class(decoder).asked and {*TENSORFLOW_BOXES} & {*names_of(facts, graph)}:
+        options.setdefault("order", "yxyx")
+    options |= dict.fromkeys(unstated_options(decoder, options), UNSTATED)
+    if its_labels != labels:
+        if "class_map" in options:
+            raise ConfigError("--labels in another order than the task's and class_map exclude one another")
+        options["class_map"] = [labels.index(each) for each in its_labels]
+    return options
 
 
 def _converted(
@@ -224,7 +264,7 @@ def _built(
     return converted(model, graph, wanted, plan, 1).SerializeToString(deterministic=True), 1
 
 
-def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes) -> None:
+def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes, graph: GraphFacts) -> None:
     """Check that kind and decoder make predictions of what the graph gives.
 
     Raises:
@@ -232,13 +272,18 @@ def _check_predictions(kind: TaskKind[Any], variant: Variant, built: bytes) -> N
         ManifestError: if the decoder is not installed, or refuses an option.
     """
     pixels = parity.sample_pixels(variant.input.height, variant.input.width)
+    readable = with_readings(variant)
     try:
-        StageRun(kind, variant, built).on_inputs(pixels)
-        reach = StageRun(kind, _without_floor(variant), built).reach(pixels)
+        StageRun(kind, readable, built).on_inputs(pixels)
+        reach = StageRun(kind, _without_floor(readable), built).reach(pixels)
     except BackendError as error:
-        raise ConfigError(f"--decoder {variant.decoder}: {error.message}") from None
-    if len(reach) and not (reach.max() > POINT and np.median(reach) < FAR):
-        what, scale = ("points", "fractions") if reach.max() <= POINT else ("beyond the image", "pixels")
+        maps = [str(each) for each in graph.outputs if len(each.shape) == 4 and 1 not in each.shape[2:]]
+        hint = f"; {maps[0]} has numbers for each place, as the masks of a segmentation" if maps else ""
+        raise ConfigError(f"--decoder {variant.decoder}: {error.message}{hint}") from None
+    point = max(POINT, 1.5 / min(variant.input.height, variant.input.width))
+    wrong = len(reach) and not (reach.max() > point and np.median(reach) < FAR)
+    if wrong and variant.decoder_options.get("scale") != UNSTATED:
+        what, scale = ("points", "fractions") if reach.max() <= point else ("beyond the image", "pixels")
         raise ConfigError(
             f"--decoder {variant.decoder}: the boxes are {what}; if the model gives coordinates in {scale}, say "
             f"`--decoder-option scale={scale}`"
@@ -254,7 +299,7 @@ def _without_floor(variant: Variant) -> Variant:
 
 
 def _variant(
-    name: str, facts: OwnerFacts, wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
+    name: str, read_by: dict[str, Any], wanted: Preparation, built: bytes, decoder: str, *, quantised: bool
 ) -> Variant:
     return Variant(
         name=name,
@@ -264,7 +309,7 @@ def _variant(
         source=FileSource(file=f"weights/{name}.onnx", sha256=sha256_of(built)),
         input=wanted.spec,
         decoder=decoder,
-        decoder_options=facts.decoder_options,
+        decoder_options=read_by,
         sha256=sha256_of(built),
         bytes=len(built),
     )
@@ -350,17 +395,37 @@ def plan_of_logits(
         ConfigError: if there is not one number for each label.
     """
     rows = values.reshape(images, -1)
+    if values.ndim == 4 and values.shape[2] * values.shape[3] > 1:
+        raise ConfigError(
+            f"{where}: output {output.name!r} gives numbers for each of {values.shape[2]}x{values.shape[3]} places, as "
+            "of a segmentation or of features; expected one number an image for each label"
+        )
     single = len(labels) == 2 and rows.shape[1] == 1
     if rows.shape[1] != len(labels) and not single:
         raise ConfigError(
             f"{where}: output {output.name!r} gives {rows.shape[1]} numbers an image; there are {len(labels)} labels, "
             f"from {labels[0]!r} to {labels[-1]!r}{_count_hint(rows.shape[1], len(labels))}"
         )
+    _check_meaning(output, rows, meaning, where)
     sums_to_one = parity.gives_probabilities(rows) and bool(np.allclose(rows.sum(axis=1), 1, atol=1e-3))
     probabilities = output.activation is None and (
         meaning == "probabilities" or (meaning is None and sums_to_one and not single)
     )
     return OutputPlan((output.name,), len(labels), probabilities, single)
+
+
+def _check_meaning(output: OutputFacts, rows: NDArray[Any], meaning: OutputMeaning | None, where: str) -> None:
+    """Raises: ConfigError for a meaning that the graph or its numbers contradict."""
+    is_share = parity.gives_probabilities(rows)
+    sums_to_one = is_share and rows.shape[1] > 1 and bool(np.allclose(rows.sum(axis=1), 1, atol=1e-3))
+    found = ""
+    if meaning == "logits" and (output.activation is not None or sums_to_one):
+        found = f"is made by {output.activation}" if output.activation else "gives numbers in 0..1 whose sum is 1"
+        found += ", so they are probabilities" if output.activation != "LogSoftmax" else ", so they are logarithms"
+    elif meaning == "probabilities" and output.activation is None and not is_share:
+        found = f"gives numbers from {rows.min():.3g} to {rows.max():.3g}, which are no probabilities"
+    if found:
+        raise ConfigError(f"--output-meaning {meaning}: {where}: output {output.name!r} {found}; leave the option out")
 
 
 def _count_hint(numbers: int, labels: int) -> str:

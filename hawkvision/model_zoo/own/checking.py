@@ -6,20 +6,30 @@ Where they differ, other preparations of the images are tried, because a wrong o
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.model_zoo.own.reference_predictions import LabelReference, Reference, read_reference, summary
-from hawkvision.model_zoo.own.served import Bodies, StageRun
+from hawkvision.model_zoo.own.reference_predictions import (
+    LabelReference,
+    Reference,
+    WholeReference,
+    read_reference,
+    summary,
+)
+from hawkvision.model_zoo.own.served import Bodies, StageRun, other_readings, with_readings
 from hawkvision.models.artifacts import load_variant
 from hawkvision.models.input_spec import InputSpec, Interpolation
 from hawkvision.models.manifest import Manifest, Variant, load_manifest
+from hawkvision.tasks.boxes.rows import matches
+from hawkvision.tasks.decoders.decoder import UNSTATED
+from hawkvision.tasks.detection import Detection, arrays
 from hawkvision.tasks.kind import Output, TaskKind
 from hawkvision.tasks.registry import load_kind
 
@@ -41,6 +51,15 @@ class ImageDifference:
     difference: float
 
 
+class ObjectCounts(NamedTuple):
+    """Objects of all images: the owner's, those served, and how many of these have the same label, and the same box."""
+
+    yours: int
+    served: int
+    same_label: int
+    same_box: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What a check found; differences are 0..1."""
@@ -53,7 +72,11 @@ class Checked:
     """Options of `models add` with which the predictions agree better; None if there are none, or none were tried."""
     better_mean: float
     same_labels: int
-    """Images of which both have the same label; their number for kinds without one label per image."""
+    """Images of which both have the same label."""
+    objects: ObjectCounts | None
+    """For kinds that give objects."""
+    unstated: tuple[str, ...]
+    """Options of the decoder that the owner must still state."""
     tolerance: float
 
     @property
@@ -63,8 +86,8 @@ class Checked:
 
     @property
     def agrees(self) -> bool:
-        """Whether no image differs by more than the tolerance."""
-        return self.worst <= self.tolerance
+        """Whether all is stated and no image differs by more than the tolerance."""
+        return not self.unstated and self.worst <= self.tolerance
 
 
 def check(
@@ -88,7 +111,8 @@ def check(
     kind, variant = load_kind(manifest, models), _variant(manifest, stage)
     known = read_reference(reference, kind)
     images = read_named([each.file for each in known], data or reference.parent)
-    served = StageRun(kind, variant, load_variant(cache, task, variant))
+    served = StageRun(kind, with_readings(variant), load_variant(cache, task, variant))
+    unstated = tuple(name for name, value in variant.decoder_options.items() if value == UNSTATED)
     outputs = served.over(images)[0]
     found = _differences(kind, known, outputs)
     order = np.argsort(-found, kind="stable")
@@ -99,15 +123,18 @@ def check(
         for at in order
     )
     better, better_mean = None, float("nan")
-    if compared[0].difference > tolerance:
+    if unstated or compared[0].difference > tolerance:
         chosen = [int(at) for at in order[:TRIED_ON]]
         some, bodies = [known[at] for at in chosen], [images[at] for at in chosen]
-        better, better_mean = _better(kind, served, variant.input, some, bodies, float(found[chosen].mean()))
-    same = sum(
-        not isinstance(each, LabelReference) or each.same_label(_predicted(kind, output))
-        for each, output in zip(known, outputs, strict=True)
+        mean = float(found[chosen].mean())
+        better, better_mean = _better_reading(kind, served, variant, some, bodies, mean)
+        if better is None:
+            better, better_mean = _better(kind, served, variant.input, some, bodies, mean)
+    pairs = [(each, _predicted(kind, output)) for each, output in zip(known, outputs, strict=True)]
+    same = sum(isinstance(each, LabelReference) and each.same_label(predicted) for each, predicted in pairs)
+    return Checked(
+        variant.name, compared, float(found.mean()), better, better_mean, same, _objects(pairs), unstated, tolerance
     )
-    return Checked(variant.name, compared, float(found.mean()), better, better_mean, same, tolerance)
 
 
 def read_named(names: Sequence[str], folder: Path) -> list[tuple[str, bytes]]:
@@ -140,6 +167,37 @@ def _predicted(kind: TaskKind[Any], output: Output) -> Any:
 def _differences(kind: TaskKind[Any], known: Sequence[Reference], outputs: Sequence[Output]) -> Any:
     pairs = zip(known, outputs, strict=True)
     return np.array([each.difference(kind, _predicted(kind, output)) for each, output in pairs])
+
+
+def _objects(pairs: Sequence[tuple[Reference, Any]]) -> ObjectCounts | None:
+    """What both have in common; None for kinds without objects."""
+    counts = ObjectCounts(0, 0, 0, 0)
+    for each, served in pairs:
+        if not (isinstance(each, WholeReference) and isinstance(each.prediction, Detection)):
+            return None
+        (boxes, classes), (others, of_others) = arrays(each.prediction), arrays(served)
+        same = (Counter(classes.tolist()) & Counter(of_others.tolist())).total()
+        found = (len(classes), len(of_others), same, matches(others, of_others, boxes, classes))
+        counts = ObjectCounts(*map(sum, zip(counts, found, strict=True)))
+    return counts
+
+
+def _better_reading(
+    kind: TaskKind[Any], served: StageRun, variant: Variant, known: Sequence[Reference], images: Bodies, mean: float
+) -> tuple[str | None, float]:
+    """The other options of the decoder that come closest, as options, and the mean difference that they leave.
+
+    The best of them are named where something is not stated, else only what leaves clearly less.
+    """
+    changes = other_readings(variant)
+    left = np.zeros(len(changes))
+    for each, outputs in zip(known, served.read_as(images, changes), strict=True):
+        left += [1.0 if o is None else each.difference(kind, _predicted(kind, o)) / len(known) for o in outputs]
+    if not changes or not (UNSTATED in variant.decoder_options.values() or left.min() <= CLEARLY * mean):
+        return None, float("nan")
+    best = int(left.argmin())  # the smallest change of those that leave the same
+    words = (f"--decoder-option {name}={str(value).lower()}" for name, value in changes[best].items())
+    return " ".join(words), float(left[best])
 
 
 def _better(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ConfigError, RequestError
-from hawkvision.core.types import LOGITS, Pixels
+from hawkvision.core.errors import BackendError, ConfigError, RequestError
+from hawkvision.core.types import LOGITS, Pixels, Tensors, ToImage
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input
@@ -20,7 +22,8 @@ from hawkvision.models.input_spec import InputSpec
 from hawkvision.models.manifest import Variant
 from hawkvision.system.graph_limits import one_run
 from hawkvision.tasks.boxes.rows import BOXES, SCORES
-from hawkvision.tasks.decoders.registry import open_decoder
+from hawkvision.tasks.decoders.decoder import READINGS, UNSTATED, Decoder
+from hawkvision.tasks.decoders.registry import decoder_class, open_decoder
 from hawkvision.tasks.kind import Output, TaskKind
 
 MAX_PIXELS: Final = 50_000_000
@@ -88,6 +91,53 @@ class StageRun:
             to_image = placement(header, chosen).to_image
             outputs.append(self._kind.output(self._decode(tensors), 0, 1.0, to_image))
         return outputs, float(np.median(spent)) * 1e3
+
+    def read_as(self, images: Bodies, changes: Sequence[dict[str, Any]]) -> Iterator[list[Output | None]]:
+        """The outputs of each image by decoders with changed options; None where such a one refuses the tensors.
+
+        Raises:
+            ConfigError: naming an image that cannot be read.
+        """
+        options = [{**self._variant.decoder_options, **each} for each in changes]
+        variants = [msgspec.structs.replace(self._variant, decoder_options=each) for each in options]
+        decoders = [open_decoder(each, len(self._kind.labels)) for each in variants]
+        for pixels, header in _loaded(images, self._variant.input):
+            tensors = self._run(np.ascontiguousarray(pixels[np.newaxis]))
+            to_image = placement(header, self._variant.input).to_image
+            yield [self._read(decode, tensors, to_image) for decode in decoders]
+
+    def _read(self, decode: Decoder, tensors: Tensors, to_image: ToImage) -> Output | None:
+        try:
+            return self._kind.output(decode(tensors), 0, 1.0, to_image)
+        except BackendError:
+            return None
+
+
+def with_readings(variant: Variant) -> Variant:
+    """The variant with the first valid value of each option of its decoder that is not stated."""
+    options = {k: READINGS[k][0] if v == UNSTATED else v for k, v in variant.decoder_options.items()}
+    return msgspec.structs.replace(variant, decoder_options=options)
+
+
+def other_readings(variant: Variant) -> list[dict[str, Any]]:
+    """All changes of the decoder's options whose wrong value may still give boxes, the smallest first.
+
+    Each has a value for all options that are not stated.
+    """
+    declared = decoder_class(variant.decoder).options
+    known = {each.name for each in msgspec.structs.fields(declared)}
+    known -= {"first_class"} if "class_map" in variant.decoder_options else set()
+    tried = {name: values for name, values in READINGS.items() if name in known}
+    now = msgspec.convert(with_readings(variant).decoder_options, declared)
+    changes = [
+        {
+            name: value
+            for name, value in zip(tried, values, strict=True)
+            if variant.decoder_options.get(name) == UNSTATED or getattr(now, name) != value
+        }
+        for values in itertools.product(*tried.values())
+    ]
+    return sorted(filter(None, changes), key=len)
 
 
 def inputs_of(images: Bodies, spec: InputSpec) -> Iterator[Pixels]:

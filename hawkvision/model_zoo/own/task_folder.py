@@ -18,6 +18,7 @@ from hawkvision.core.text_files import read_text
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
 from hawkvision.model_zoo.own.graphs.graph_facts import attributes_of
 from hawkvision.models.artifacts import load_variant
+from hawkvision.models.image_sets.box_images import described_classes
 from hawkvision.models.manifest import (
     FLOAT_OR_INT8,
     MANIFEST,
@@ -183,16 +184,26 @@ def stage_name(wanted: str | None, path: Path) -> str:
         ) from None
 
 
+_NUMBERED: Final = re.compile(r"(\d{1,6}) ?: *(.+)")
+
+
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Labels in index order: a file with one a line, or a folder of class folders, whose sorted names they are.
+    """Labels in index order: a file with one a line, bare or as `0: cat`; the `names` of a `data.yaml`; or a folder of
+    class folders, whose sorted names they are.
 
     Raises:
         ConfigError: if there are none, or one is given twice or cannot be shown.
     """
     if path.is_dir():
         found = sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    elif path.suffix.lower() in (".yaml", ".yml"):
+        found = described_classes(path)
     else:
         found = [line.strip() for line in _label_text(path).split("\n")]
+        numbered = [_NUMBERED.fullmatch(line) for line in found if line]
+        by_index = {int(each[1]): each[2] for each in numbered if each}
+        if len(by_index) == len(numbered) and by_index.keys() == set(range(len(by_index))):
+            found = [by_index[index] for index in range(len(by_index))]
     labels = [unicodedata.normalize("NFC", each) for each in found]
     while labels and not labels[-1]:
         labels.pop()

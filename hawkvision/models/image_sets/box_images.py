@@ -243,7 +243,7 @@ def _own_classes(root: Path, names: Mapping[str, int]) -> list[int] | None:
     if lists:
         file, found = lists[0], [line.strip() for line in _text(lists[0]).splitlines() if line.strip()]
     elif descriptions:
-        file, found = descriptions[0], _described_classes(descriptions[0])
+        file, found = descriptions[0], described_classes(descriptions[0])
     else:
         return None
     unknown = [name for name in found if name not in names]
@@ -252,7 +252,7 @@ def _own_classes(root: Path, names: Mapping[str, int]) -> list[int] | None:
     return [names[name] for name in found]
 
 
-def _described_classes(file: Path) -> list[str]:
+def described_classes(file: Path) -> list[str]:
     """The names of classes in a `data.yaml`: a list, or a table by index.
 
     Raises:

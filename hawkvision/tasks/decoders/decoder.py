@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn, TypeAlias, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -59,16 +59,42 @@ def suppressed(found: Candidates, iou: float, most: int) -> NDArray[np.intp]:
     return np.asarray(kept, np.intp)
 
 
-def corners(centred: NDArray[Any]) -> NDArray[np.float64]:
-    """Boxes (..., 4) of x1, y1, x2, y2 from centre x, centre y, width, height."""
-    middle, half = np.asarray(centred[..., :2], np.float64), np.asarray(centred[..., 2:4], np.float64) / 2
-    return np.concatenate([middle - half, middle + half], axis=-1)
+Order: TypeAlias = Literal["xyxy", "yxyx", "cxcywh", "xywh"]
+"""What the four numbers of a box are: corners, x or y first; or the centre or the upper left corner, and the sides."""
+
+
+def corners(boxes: NDArray[Any], order: Order) -> NDArray[Any]:
+    """Boxes (..., 4) of x1, y1, x2, y2 from boxes in another order."""
+    if order in ("xyxy", "yxyx"):
+        return boxes if order == "xyxy" else boxes[..., [1, 0, 3, 2]]
+    point, sides = np.asarray(boxes[..., :2], np.float64), np.asarray(boxes[..., 2:4], np.float64)
+    low, high = (point - sides / 2, point + sides / 2) if order == "cxcywh" else (point, point + sides)
+    return np.concatenate([low, high], axis=-1)
 
 
 ROUNDING: Final = 1e-3
 """Scores may be outside 0..1 by this much, as float16 rounds."""
 UNUSED_COCO_IDS: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 """The ids of 1..90 of COCO's categories without objects; the others are the 80 labels, in their order."""
+UNSTATED: Final = "unstated"
+"""The value, in a manifest, of an option that the owner of a model must still state: nothing serves the model."""
+READINGS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "order": get_args(Order),
+    "scale": ("pixels", "fractions"),
+    "first_class": (1, 0),
+    "centre": (0.0, 0.5),
+    "sigmoid": (False, True),
+}
+"""Options whose wrong value may still give boxes, with the values that exports need; the first takes all numbers."""
+
+
+def valid_options(options: type[msgspec.Struct]) -> str:
+    """The options of a decoder with their valid values, where these are few."""
+    words = []
+    for name, kind in get_type_hints(options).items():
+        values = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
+        words.append(f"{name} ({', '.join(map(str, values))})" if values else name)
+    return ", ".join(words)
 
 
 class Decoder(ABC):
@@ -76,6 +102,8 @@ class Decoder(ABC):
 
     options: type[msgspec.Struct]
     """The declaration of a manifest's `decoder_options`, which refuses unknown ones."""
+    asked: Mapping[str, str] = {}
+    """Options whose wrong value no tensor shows, with what they say, which the owner of a model must state."""
 
     def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
         """Take a variant's `decoder_options` and input, and the number of its task's labels.
@@ -93,10 +121,17 @@ class Decoder(ABC):
         Raises:
             ManifestError: as the constructor.
         """
+        for name, value in options.items():
+            if value == UNSTATED:
+                meaning = self.asked.get(name) or " or ".join(map(str, READINGS.get(name, ())))
+                raise ManifestError(
+                    f"decoder_options: {name} is not stated: expected {meaning}; `hawkvision models check` says which "
+                    f"fits, and `hawkvision models add` takes it as `--decoder-option {name}=VALUE`"
+                )
         try:
             return msgspec.convert(dict(options), self.options)
         except msgspec.ValidationError as error:
-            raise ManifestError(f"decoder_options: {error}") from None
+            raise ManifestError(f"decoder_options: {error}; the options are {valid_options(self.options)}") from None
 
     @abstractmethod
     def __call__(self, tensors: Tensors) -> Tensors:
@@ -134,8 +169,6 @@ class BoxDecoder(Decoder):
     """The tensors that are read, each with its usual names, best first."""
     optional: Mapping[str, Sequence[str]] = {}
     """Tensors that only some models have, read by name alone."""
-    asked: Mapping[str, str] = {}
-    """Options whose wrong value no tensor shows, with what they say, which the owner of a model must state."""
 
     def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
         """See `Decoder`."""
@@ -318,16 +351,31 @@ def _class_map(stated: tuple[int, ...] | str | None, labels: int) -> Indices | N
 class _LogitsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: str = LOGITS
     """The model's output, where it has several. The only one of a model is called `logits`."""
+    class_map: tuple[int, ...] | None = None
+    """The label's index of each of the model's logits, where their order is not that of the task's labels."""
 
 
 class Logits(Decoder):
-    """Logits of classes or labels, as the model gives them."""
+    """Logits of classes or labels, in the order of the task's labels."""
 
     options = _LogitsOptions
+
+    def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
+        """See `Decoder`."""
+        super().__init__(options, spec, labels)
+        stated = _class_map(self.settings.class_map, labels)
+        if stated is not None and sorted(stated) != list(range(labels)):
+            raise ManifestError(f"decoder_options: class_map: expected each index from 0 to {labels - 1} once")
+        self._logit = None if stated is None else np.argsort(stated)
+        """The model's logit of each label."""
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """See `Decoder`."""
         name: str = self.settings.output
         if name not in tensors:
             raise BackendError(f"decoder logits: no output {name!r}; the model has {', '.join(tensors)}")
-        return tensors if len(tensors) == 1 and name == LOGITS else {LOGITS: tensors[name]}
+        if self._logit is None:
+            return tensors if len(tensors) == 1 and name == LOGITS else {LOGITS: tensors[name]}
+        if tensors[name].shape[1:] != self._logit.shape:
+            raise BackendError(f"decoder logits: {name!r} has shape {tensors[name].shape}, expected (n, {self.labels})")
+        return {LOGITS: tensors[name].take(self._logit, axis=1)}

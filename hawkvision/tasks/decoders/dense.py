@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hawkvision.core.types import LOGITS
 from hawkvision.models.input_spec import InputSpec
-from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, corners
+from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, Order, corners
 
 Strides: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=1, le=256)], ...], Meta(min_length=1, max_length=8)]
 
@@ -49,10 +49,14 @@ class _DenseOptions(BoxOptions, frozen=True, kw_only=True):
     """Whether a box has only its surest class, as in the sources' own predictions; evaluations take all."""
 
 
+class _YoloOptions(_DenseOptions, frozen=True, kw_only=True):
+    order: Order = "cxcywh"
+
+
 class YoloV5(BoxDecoder):
     """(n, k, 5 + classes): cx, cy, w, h, objectness, classes; also v7 (ultralytics/yolov5 utils/general.py)."""
 
-    options: type[msgspec.Struct] = _DenseOptions
+    options: type[msgspec.Struct] = _YoloOptions
     roles: Mapping[str, Sequence[str]] = ROW
 
     def check(self, tensors: Role) -> None:
@@ -64,11 +68,11 @@ class YoloV5(BoxDecoder):
         rows = tensors["rows"][image]
         scores = self.probabilities(rows[:, 5:]) * self.probabilities(rows[:, 4:5])
         at, labels, sure = self.surest(scores, one_class=self.settings.one_class)
-        return Candidates(corners(self.boxes(rows, at)), sure, labels)
+        return Candidates(self.boxes(rows, at), sure, labels)
 
     def boxes(self, rows: NDArray[np.float32], chosen: NDArray[np.intp]) -> NDArray[Any]:
-        """Centres and sides of the chosen rows."""
-        return rows[chosen, :4]
+        """The corners of the chosen rows."""
+        return corners(rows[chosen, :4], self.settings.order)
 
 
 class _YoloxOptions(_DenseOptions, frozen=True, kw_only=True):
@@ -91,13 +95,14 @@ class Yolox(YoloV5):
         """Centres are offsets from the cell's corner in cells, sides are logarithms of cells."""
         points = grid_points(self.spec, self.settings.strides, 0.0)[chosen]
         raw, stride = rows[chosen, :4].astype(np.float64), points[:, 2:3]
-        return np.concatenate([points[:, :2] + raw[:, :2] * stride, np.exp(np.minimum(raw[:, 2:], 50.0)) * stride], 1)
+        sides = np.exp(np.minimum(raw[:, 2:], 50.0)) * stride
+        return corners(np.concatenate([points[:, :2] + raw[:, :2] * stride, sides], 1), "cxcywh")
 
 
 class YoloV8(BoxDecoder):
     """(n, 4 + classes, k): cx, cy, w, h, classes; also v9, v11, v12 (ultralytics/ultralytics utils/ops.py)."""
 
-    options: type[msgspec.Struct] = _DenseOptions
+    options: type[msgspec.Struct] = _YoloOptions
     roles: Mapping[str, Sequence[str]] = ROW
 
     def check(self, tensors: Role) -> None:
@@ -112,10 +117,14 @@ class YoloV8(BoxDecoder):
         rows = tensors["rows"][image].T
         scores = self.probabilities(rows[:, 4:])
         at, labels, sure = self.surest(scores, one_class=self.settings.one_class)
-        return Candidates(corners(rows[at, :4]), sure, labels)
+        return Candidates(corners(rows[at, :4], self.settings.order), sure, labels)
 
 
-class _EndToEndOptions(BoxOptions, frozen=True, kw_only=True):
+class _RowsOptions(BoxOptions, frozen=True, kw_only=True):
+    order: Order = "xyxy"
+
+
+class _EndToEndOptions(_RowsOptions, frozen=True, kw_only=True):
     iou: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
 
 
@@ -132,13 +141,13 @@ class YoloV10(BoxDecoder):
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Each row is a box."""
         rows = tensors["rows"][image]
-        return self.detected(rows[:, :4], rows[:, 4], rows[:, 5])
+        return self.detected(corners(rows[:, :4], self.settings.order), rows[:, 4], rows[:, 5])
 
 
 class CenterNetRows(YoloV10):
     """Detections of CenterNet's own decoding, of which some repeat each other."""
 
-    options: type[msgspec.Struct] = BoxOptions
+    options: type[msgspec.Struct] = _RowsOptions
 
 
 class _NanoDetOptions(BoxOptions, frozen=True, kw_only=True):
@@ -162,6 +171,7 @@ class NanoDet(BoxDecoder):
 
     options: type[msgspec.Struct] = _NanoDetOptions
     roles: Mapping[str, Sequence[str]] = {"rows": (LOGITS, "output")}
+    asked: Mapping[str, str] = {"centre": "where points lie in their cells: 0 (NanoDet-Plus), 0.5 (NanoDet, NanoDet-g)"}
 
     def __init__(self, options: Mapping[str, Any], spec: InputSpec, labels: int) -> None:
         """See `Decoder`."""

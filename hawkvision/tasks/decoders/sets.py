@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from hawkvision.tasks.boxes.rows import MOST
-from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, corners
+from hawkvision.tasks.decoders.decoder import BoxDecoder, BoxOptions, Candidates, Order, corners
 
 Role = dict[str, NDArray[np.float32]]
 
@@ -20,6 +20,7 @@ class _DetrOptions(BoxOptions, frozen=True, kw_only=True):
     iou: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     scale: Literal["pixels", "fractions"] = "fractions"
     sigmoid: bool = True
+    order: Order = "cxcywh"
 
 
 class Detr(BoxDecoder):
@@ -45,13 +46,16 @@ class Detr(BoxDecoder):
         """The best pairs of query and class."""
         scores = self.probabilities(tensors["logits"][image])
         at, labels, sure = self.surest(scores, most=min(MOST, self.settings.max_candidates))
-        return Candidates(corners(tensors["boxes"][image][at]), sure, labels)
+        return Candidates(corners(tensors["boxes"][image][at], self.settings.order), sure, labels)
+
+
+TENSORFLOW_BOXES: Final = ("Postprocessor/ExpandDims_1", "raw_detection_boxes")
+"""Tensors whose name says that boxes are y1, x1, y2, x2."""
 
 
 class _SsdOptions(BoxOptions, frozen=True, kw_only=True):
     scale: Literal["pixels", "fractions"] = "fractions"
-    order: Literal["yxyx", "xyxy"] = "yxyx"
-    """The order of a box's coordinates."""
+    order: Order = "yxyx"
     background: bool = False
     """Whether the model's first class is the background, which is dropped."""
 
@@ -69,7 +73,10 @@ class Ssd(BoxDecoder):
     options: type[msgspec.Struct] = _SsdOptions
     roles: Mapping[str, Sequence[str]] = {
         "scores": ("scores", "Postprocessor/Slice", "raw_detection_scores"),
-        "boxes": ("boxes", "Postprocessor/ExpandDims_1", "raw_detection_boxes"),
+        "boxes": ("boxes", *TENSORFLOW_BOXES),
+    }
+    asked: Mapping[str, str] = {
+        "order": "a box's numbers: yxyx (TensorFlow), xyxy (torchvision, YOLO-NAS, PP-YOLOE), cxcywh or xywh"
     }
 
     def check(self, tensors: Role) -> None:
@@ -80,27 +87,36 @@ class Ssd(BoxDecoder):
         anchors, classes = tensors["boxes"].shape[1], self.classes + self.settings.background
         if tensors["scores"].shape[1:] == (classes, anchors) and classes != anchors:
             tensors["scores"] = tensors["scores"].transpose(0, 2, 1)
+        if not self.settings.background and tensors["scores"].shape[1:] == (anchors, classes + 1):
+            self.refuse(f"scores of {classes + 1} classes for {classes}; background = true drops a first one")
         self.shape(tensors, "scores", anchors, classes)
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Every class of an anchor is a candidate."""
         scores = self.probabilities(tensors["scores"][image][:, int(self.settings.background) :])
         at, labels, sure = self.surest(scores)
-        boxes = tensors["boxes"][image][at]
-        return Candidates(boxes[:, [1, 0, 3, 2]] if self.settings.order == "yxyx" else boxes, sure, labels)
+        return Candidates(corners(tensors["boxes"][image][at], self.settings.order), sure, labels)
 
 
 class _DetectionsOptions(BoxOptions, frozen=True, kw_only=True):
     iou: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    order: Order = "xyxy"
+    first_class: Literal[0, 1] = 0
+    """The model's number of the first class: 1 in torchvision's models and TensorFlow's saved ones."""
 
 
 class Detections(BoxDecoder):
     """Boxes (n, k, 4) as x1, y1, x2, y2, scores (n, k) and labels (n, k) that the model's graph has already chosen.
 
-    RT-DETR's and D-FINE's exports with their post-processor (lyuwenyu/RT-DETR, Peterande/D-FINE).
+    RT-DETR's and D-FINE's exports with their post-processor (lyuwenyu/RT-DETR, Peterande/D-FINE), which count classes
+    from 0, and torchvision's detectors, which count them from 1.
     """
 
     options: type[msgspec.Struct] = _DetectionsOptions
+    asked: Mapping[str, str] = {
+        "first_class": "the model's number of the first label: 0 (RT-DETR, D-FINE) or 1 (torchvision)",
+        "scale": "what coordinates are: pixels of the input, or fractions of its sides",
+    }
     roles: Mapping[str, Sequence[str]] = {"classes": ("labels", "classes"), "boxes": ("boxes",), "scores": ("scores",)}
 
     def check(self, tensors: Role) -> None:
@@ -112,13 +128,17 @@ class Detections(BoxDecoder):
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """Each row is a box."""
-        return self.detected(tensors["boxes"][image], tensors["scores"][image], tensors["classes"][image])
+        return self._rows(tensors, image, slice(None))
+
+    def _rows(self, tensors: Role, image: int, rows: slice) -> Candidates:
+        boxes = corners(tensors["boxes"][image][rows], self.settings.order)
+        classes = tensors["classes"][image][rows] - self.settings.first_class
+        return self.detected(boxes, tensors["scores"][image][rows], classes)
 
 
 class _TfDetectionsOptions(_DetectionsOptions, frozen=True, kw_only=True):
     scale: Literal["pixels", "fractions"] = "fractions"
-    first_class: Literal[0, 1] = 0
-    """The model's number of the first class: 1 in saved models, 0 in TFLite's."""
+    order: Order = "yxyx"
 
 
 class TfDetections(Detections):
@@ -145,7 +165,5 @@ class TfDetections(Detections):
 
     def candidates(self, tensors: Role, image: int) -> Candidates:
         """As many rows as are said to be boxes."""
-        rows = slice(0, int(np.clip(tensors["count"][image].reshape(-1)[0], 0, tensors["scores"].shape[1])))
-        boxes = tensors["boxes"][image][rows][:, [1, 0, 3, 2]]
-        classes = tensors["classes"][image][rows] - self.settings.first_class
-        return self.detected(boxes, tensors["scores"][image][rows], classes)
+        rows = int(np.clip(tensors["count"][image].reshape(-1)[0], 0, tensors["scores"].shape[1]))
+        return self._rows(tensors, image, slice(0, rows))

@@ -31,6 +31,8 @@ _OTHERS: Final[Sequence[tuple[int, bytes, str]]] = (
     (0, b"<", "a web page or XML"),
 )
 """Files that are taken for models: place and bytes of their marks."""
+QONNX: Final = ("Quant", "IntQuant", "FloatQuant", "BipolarQuant", "Trunc")
+"""Operators of QONNX, which are none of ONNX's."""
 
 
 def read_model(path: Path, fixed: Mapping[str, Sequence[float]], inner: Sequence[str] = ()) -> onnx.ModelProto:
@@ -48,6 +50,7 @@ def read_model(path: Path, fixed: Mapping[str, Sequence[float]], inner: Sequence
     try:
         head = _head(path)
         model = onnx.load(where)
+        _refuse_qonnx(model, where)
         _complete_shapes(model, where)
         onnx.checker.check_model(model)
     except OSError as error:
@@ -67,6 +70,16 @@ def dims(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
     """The lengths of a tensor's axes; None for those that are not fixed."""
     sizes = value.type.tensor_type.shape.dim
     return tuple(size.dim_value if size.HasField("dim_value") and size.dim_value > 0 else None for size in sizes)
+
+
+def _refuse_qonnx(model: onnx.ModelProto, where: str) -> None:
+    """Raises: ArtifactError for a graph with the quantisers of QONNX, which no runtime has."""
+    found = sorted({node.op_type for node in model.graph.node if node.op_type in QONNX})
+    if found:
+        raise ArtifactError(
+            f"{where}: a QONNX graph ({', '.join(found)}); expected ONNX's own operators: export it as QCDQ, or add "
+            "the float model and make integers of it with `hawkvision models quantize --precision w8a8`"
+        )
 
 
 def _head(path: Path) -> bytes:
@@ -216,6 +229,11 @@ class GraphFacts:
     def batch(self) -> int | None:
         """The number of images."""
         return self.shape[0]
+
+    @property
+    def takes_any_size(self) -> bool:
+        """Whether height or width is free, in the layout that the shape shows."""
+        return self.layout is not None and None in self.sizes(self.layout)[:2]
 
     def __str__(self) -> str:
         layout = "layout unknown" if self.layout is None else self.layout.upper()

@@ -6,7 +6,7 @@ A wrong guess costs accuracy silently, so nothing is guessed: `resolve` asks for
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -15,6 +15,7 @@ import msgspec
 from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.model_zoo.own.graphs.graph_facts import SIDES, GraphFacts, Layout
 from hawkvision.models.input_spec import Fit, InputSpec, Interpolation
+from hawkvision.tasks.decoders.decoder import UNSTATED
 from hawkvision.tasks.decoders.registry import decoder_class
 
 ChannelOrder: TypeAlias = Literal["rgb", "bgr"]
@@ -23,6 +24,7 @@ Triple: TypeAlias = tuple[float, float, float]
 Missing: TypeAlias = tuple[str, str, str]
 """A fact that is missing: the option that states it, what it means, and a value as a placeholder."""
 LOGITS_DECODER: Final = "logits"
+DECODER_OPTION: Final = "--decoder-option"
 MAX_DIGITS: Final = 9
 """The longest number of a side."""
 
@@ -106,22 +108,31 @@ def _missing_of_the_output(facts: OwnerFacts, graph: GraphFacts, decoders: Seque
     decoder = facts.decoder or (decoders[0] if len(decoders) == 1 else None)
     if decoder is None:
         yield ("--decoder", f"how boxes are read from the outputs: {', '.join(decoders)}", "DECODER")
-    if decoder is not None and "class_map" not in facts.decoder_options:
-        for option, meaning in getattr(decoder_class(decoder), "asked", {}).items():
-            if option not in facts.decoder_options:
-                yield ("--decoder-option", f"{option}=VALUE: {meaning}", f"{option}=VALUE")
+    for option, meaning in unstated_options(decoder, facts.decoder_options).items():
+        yield (DECODER_OPTION, f"{option}=VALUE: {meaning}", f"{option}=VALUE")
     if decoder == LOGITS_DECODER and len(facts.outputs or graph.outputs) != 1:
         names = ", ".join(output.name for output in graph.outputs)
         yield ("--outputs", f"the one that gives the logits or probabilities, of {names}", "NAME")
 
 
-def refusal(path: str, missing: Sequence[Missing], given: Sequence[str], graph: GraphFacts) -> ConfigError:
-    """The error that lists all missing facts, with the command line to complete; `given` are its words so far."""
+def unstated_options(decoder: str | None, stated: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a decoder that its owner must still state, with their meaning."""
+    asked = {} if decoder is None else decoder_class(decoder).asked
+    given = {*stated, *(("first_class",) if "class_map" in stated else ())}
+    return {
+        option: meaning for option, meaning in asked.items() if option not in given or stated.get(option) == UNSTATED
+    }
+
+
+def refusal(path: str, missing: Sequence[Missing], given: Sequence[str], stated: str) -> ConfigError:
+    """The error that lists all missing facts and those that are stated, with the command line to complete; `given` are
+    its words so far.
+    """
     width = max(len(option) for option, _, _ in missing)
     asked = [f"  {option:<{width}}  {meaning}" for option, meaning, _ in missing]
     words = [word for option, _, example in missing for word in (option, example)]
     command = f"hawkvision models add {shlex.join([*given, *words])}"
-    lines = [f"{path}: facts are missing that the file does not state:", *asked, f"the file states: {graph}"]
+    lines = [f"{path}: facts are missing that the file does not state:", *asked, f"the file states: {stated}"]
     return ConfigError("\n".join([*lines, "put your values in place of the capitals:", f"  {command}"]))
 
 

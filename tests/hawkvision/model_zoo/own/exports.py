@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +92,33 @@ def save_keras_style(net: SmallCnn, path: Any, side: int) -> None:
     graph.save(path, ("input_1", ["unk__1", side, side, 3]), ("dense", ["unk__2", len(net.bias)]))
 
 
+def save_constants(path: Path, tensors: Mapping[str, NDArray[Any]], side: tuple[int, int]) -> None:
+    """A graph of `images` that gives the same tensors for each, of which the first axis is 1."""
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], keepdims=0),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+        *(helper.make_node("Add", [f"{name} stored", "nothing"], [name]) for name in tensors),
+    ]
+    constants = [numpy_helper.from_array(each.astype(np.float32), f"{name} stored") for name, each in tensors.items()]
+    graph = helper.make_graph(
+        nodes,
+        "constants",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, *side])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, each.shape) for name, each in tensors.items()],
+        [numpy_helper.from_array(np.float32(0), "zero"), *constants],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), str(path))
+
+
 def enter(
-    path: Path, facts: OwnerFacts, labels: Sequence[str] = LABELS, root: Path | None = None, **more: Any
+    path: Path, facts: OwnerFacts, labels: Sequence[str] | None = LABELS, root: Path | None = None, **more: Any
 ) -> Added:
     """The stage of a file, entered in the task `shapes` below `root`, which is the file's folder if none is named."""
     root = root or path.parent
-    (root / "labels.txt").write_text("\n".join(labels) + "\n\n")
-    order = AddOrder(path=path, task="shapes", labels=root / "labels.txt", facts=facts, **more)
+    given = None if labels is None else root / "labels.txt"
+    if given is not None:
+        given.write_text("\n".join(labels or ()) + "\n\n")
+    order = AddOrder(path=path, task="shapes", labels=given, facts=facts, **more)
     return add_model(order, root / "models", root / "cache")
 
 

@@ -13,13 +13,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hawkvision.core.errors import ArtifactError, ConfigError
+from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
 from hawkvision.tasks.class_scores import softmax
+from hawkvision.tasks.registry import load_kind
+from hawkvision.tasks.serving import OutputDecoder
 from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.own import small_detector
 from tests.hawkvision.model_zoo.own.exports import (
@@ -203,10 +205,8 @@ def test_a_detector_is_read_by_its_decoder(tmp_path: Path) -> None:
         add(decoder="yolov5")
     with pytest.raises(ConfigError, match=r"beyond the image; .*scale=pixels"):
         add(decoder="yolov8", decoder_options={"scale": "fractions"})
-    with pytest.raises(
-        ConfigError, match=r"--decoder-option +first_class=VALUE: the model's number of the first label"
-    ):
-        add(decoder="tf_detections")
+    with pytest.raises(ManifestError, match=r"order.*; the options are .*order \(xyxy, yxyx, cxcywh, xywh\)"):
+        add(decoder="yolov8", decoder_options={"order": "yxyx "})
     added = add(decoder="yolov8", decoder_options={"iou": 0.5})
     assert (added.manifest.kind, added.variant.decoder) == ("detection", "yolov8")
     assert load_manifest("yard", tmp_path / "models") == added.manifest
@@ -228,6 +228,28 @@ def test_models_of_a_task_make_a_cascade_by_their_cost(tmp_path: Path, net: Smal
     again = enter(tmp_path / "small.onnx", TORCH, name="second")
     assert again.replaced
     assert again.manifest.cascade == cascade
+
+
+def test_a_second_model_has_its_labels_in_an_order_of_its_own(tmp_path: Path, net: SmallCnn) -> None:
+    """Its logits come in the task's order, bit for bit, from the decoder that both tiers run."""
+    order = [3, 0, 4, 1, 2]
+    other = SmallCnn((4, 6), len(LABELS), seed=3)
+    other.weight, other.bias = other.weight[order], other.bias[order]
+    save_torch_style(net, tmp_path / "first.onnx", SIDE)
+    save_torch_style(other, tmp_path / "second.onnx", SIDE)
+    enter(tmp_path / "first.onnx", TORCH)
+    assert "assumed to be in the task's order" in enter(tmp_path / "second.onnx", TORCH, labels=None).labels
+    added = enter(tmp_path / "second.onnx", TORCH, [LABELS[each] for each in order])
+    manifest = load_manifest("shapes", tmp_path / "models")
+    assert (manifest, manifest.classes) == (added.manifest, len(LABELS))
+    pixels, _ = shape_images(3, 5)
+    kind, found = load_kind(manifest, tmp_path / "models"), {}
+    for name in ("first", "second"):
+        decoder = OutputDecoder(manifest.variant(name), kind)
+        found[name] = decoder({"logits": served(tmp_path, name, pixels)})
+    np.testing.assert_array_equal(found["first"], found["second"])
+    with pytest.raises(ConfigError, match="'disc' is in only one of both; the task has circle, cross"):
+        enter(tmp_path / "second.onnx", TORCH, [*LABELS[1:], "disc"])
 
 
 def test_what_was_added_is_built_again_from_the_tasks_folder(tmp_path: Path, net: SmallCnn) -> None:

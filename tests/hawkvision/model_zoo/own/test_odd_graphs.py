@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.model_zoo.own.adding import Added, AddOrder, add_model
 from hawkvision.model_zoo.own.graphs.owner_facts import OwnerFacts
 from hawkvision.model_zoo.own.graphs.parity import sample_pixels
+from hawkvision.model_zoo.own.task_folder import read_labels
+from hawkvision.models.manifest import load_labels
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import softmax
 from tests.hawkvision.model_zoo.own.exports import as_torch_takes, enter, save_torch_style, served
@@ -148,6 +151,61 @@ def test_a_tensor_inside_the_graph_serves_as_output(exported: bytes, tmp_path: P
     np.testing.assert_array_equal(found.argmax(axis=1), owners(path, as_torch_takes(pixels)).reshape(-1))
 
 
+def with_metadata(**values: str) -> Change:
+    return lambda model: helper.set_model_props(model, values)
+
+
+def of_any_size(model: Any) -> None:
+    for axis in (2, 3):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = "side"
+    with_metadata(names=str(dict(enumerate(LABELS))), task="classify", imgsz=str([SIDE, SIDE]))(model)
+
+
+CONFIG = {"architectures": ["ViTForImageClassification"], "id2label": {str(i): each for i, each in enumerate(LABELS)}}
+
+
+@pytest.mark.parametrize(
+    ("change", "config"),
+    [
+        (of_any_size, None),
+        (with_metadata(names=str(list(LABELS))), None),
+        (with_metadata(), CONFIG),
+        (with_metadata(), {**CONFIG, "problem_type": "multi_label_classification"}),
+    ],
+)
+def test_labels_kind_and_size_are_those_that_the_export_states(
+    change: Change, config: dict[str, Any] | None, exported: bytes, tmp_path: Path
+) -> None:
+    path = changed(exported, tmp_path / "n.onnx", change)
+    if config is not None:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    added = enter(path, FACTS, None)
+    assert load_labels(added.manifest, tmp_path / "models") == LABELS
+    assert f"as in {'metadata of ' if config is None else ''}{tmp_path}" in added.labels
+    assert added.manifest.kind == ("multi_label" if "problem_type" in (config or {}) else "classification")
+    assert (added.variant.input.height, added.variant.input.width) == (SIDE, SIDE)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("data.yaml", f"train: images\nnames: {list(LABELS)}\n"),
+        ("data.yml", "names:\n" + "".join(f"  {i}: {each}\n" for i, each in enumerate(LABELS))),
+        ("labels.txt", "".join(f"{i}: {each}\n" for i, each in reversed(list(enumerate(LABELS))))),
+    ],
+)
+def test_labels_are_read_from_the_files_that_trainers_write(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_labels(tmp_path / name) == LABELS
+
+
+def of_qonnx(model: Any) -> None:
+    model.graph.node[0].input[0] = "rounded"
+    domain = "qonnx.custom_op.general"
+    model.graph.node.insert(0, helper.make_node("Quant", ["input", "s", "z", "b"], ["rounded"], domain=domain))
+    model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
 def as_map(model: Any) -> None:
     """As scikit-learn's converter ends a classifier."""
     graph = model.graph
@@ -182,6 +240,12 @@ def not_finite(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        (with_metadata(names="{0: 'a'}", task="segment"), "metadata of .* says that the model gives segmentation"),
+        (
+            ends_in(helper.make_node("Identity", ["pool1"], ["map"]), shape=("n", 6, 4, 4)),
+            "each of 4x4 places, as of a seg",
+        ),
+        (of_qonnx, r"a QONNX graph \(Quant\); expected ONNX's own operators"),
         (as_map, r"'output' sequence .*: expected a tensor of numbers; ZipMap reads 'scores'"),
         (with_sorted_scores, "made by TopK: expected logits or probabilities"),
         (of_four_channels, "expected images of 1 or 3 channels"),
@@ -196,6 +260,21 @@ def test_a_graph_that_cannot_be_served_is_refused_by_what_it_is(
     with pytest.raises(HawkVisionError, match=says):
         add(path)
     assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(
+    ("last", "meaning", "says"),
+    [
+        ("Softmax", "logits", "'output' is made by Softmax, so they are probabilities; leave the option out"),
+        ("Identity", "probabilities", "'output' gives numbers from -.* to .*, which are no probabilities"),
+    ],
+)
+def test_a_meaning_that_the_numbers_contradict_is_refused(
+    last: str, meaning: Any, says: str, exported: bytes, tmp_path: Path
+) -> None:
+    path = changed(exported, tmp_path / "n.onnx", ends_in(helper.make_node(last, ["scores"], ["output"])))
+    with pytest.raises(HawkVisionError, match=f"--output-meaning {meaning}: .*{says}"):
+        add(path, output_meaning=meaning)
 
 
 @pytest.mark.parametrize(
