@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import zfec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,17 @@ def test_any_k_symbols_give_all_data(data: list[bytes], parity: int, random: obj
     chosen = random.sample(range(n), k)  # type: ignore[attr-defined]
     found = recover({index: symbols[index] for index in chosen}, k, n)
     assert [found[i].rstrip(b"\0") for i in range(k)] == [symbol.rstrip(b"\0") for symbol in data]
+
+
+@given(st.integers(1, 254), st.data())
+def test_symbols_are_those_of_zfec(k: int, draw: st.DataObject) -> None:
+    n = draw.draw(st.integers(k + 1, 255))
+    random = draw.draw(st.randoms(use_true_random=False))
+    data = [random.randbytes(21) for _ in range(k)]
+    every = zfec.Encoder(k, n).encode(tuple(data), tuple(range(n)))
+    assert protect(data, n - k) == list(every[k:])
+    came = sorted(random.sample(range(n), k))
+    assert recover({index: every[index] for index in came}, k, n) == dict(enumerate(data))
 
 
 def test_with_fewer_than_k_there_is_what_came() -> None:
