@@ -1,4 +1,4 @@
-"""Trains the networks of a recipe and writes their weights and the manifest. Needs torch (`hawkvision[models]`).
+"""Trains the networks of a recipe and writes their weights and the manifest. Needs torch (`pip install '.[models]'`).
 
     python models/train.py cifar10 --data cifar10.npz --out models
     python models/train.py cifar10 --data cifar10.npz --out /tmp/trial --epochs 1 --images 2000

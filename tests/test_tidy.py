@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -26,6 +27,30 @@ def test_no_folder_holds_more_than_a_dozen_modules() -> None:
     modules = [path for package in ("hawkvision", "edge", "fpga", "loadgen") for path in (ROOT / package).rglob("*.py")]
     sizes = Counter(path.parent for path in modules if path.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def test_nothing_advises_to_install_from_an_index_on_which_we_are_not() -> None:
+    """A stranger could register the name there. `hawkvision-VERSION-….whl` is a file."""
+    advice = re.compile(r"hawkvision\[|pip install[^\n`]*[ '\"/=]hawkvision(?![-/\w.])")
+    asked = (
+        "git",
+        "grep",
+        "--name-only",
+        "--full-name",
+        "-I",
+        "-e",
+        "",
+        "--",
+        ":!pyproject.toml",
+        ":!tests/test_tidy.py",
+    )
+    listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    pages = {name: (ROOT / name).read_text() for name in listed.stdout.splitlines()}
+    assert {name: found.group() for name, text in pages.items() if (found := advice.search(text))} == {}
+    for bad in ("pip install 'hawkvision[x]'", "pip install hawkvision", 'uv pip install -U "hawkvision==1"'):
+        assert advice.search(bad)
 
 
 def test_no_data_and_only_small_weights_of_our_own_are_committed() -> None:

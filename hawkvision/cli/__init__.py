@@ -117,5 +117,5 @@ def run(words: Sequence[str]) -> int:
         extra = EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        print(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", file=sys.stderr)
+        print(f"error: this needs {error.name}: in a checkout, pip install '.[{extra}]'", file=sys.stderr)
     return 1

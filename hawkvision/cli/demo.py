@@ -35,7 +35,7 @@ def demo_images(folder: Path | None) -> list[Path]:
     else:
         found = sorted(p for p in folder.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png", ".webp"))
     if not found:
-        where = folder or "the package scikit-image (pip install 'hawkvision[demo]')"
+        where = folder or "the package scikit-image (in a checkout, pip install '.[demo]')"
         raise NotReady(f"no images to show: expected some in {where}")
     return found
 

@@ -30,8 +30,8 @@ DEPLOY_TIMEOUT_S: Final = 600.0
 def deploy(config: DatacenterConfig, address: str) -> None:
     """Deploy or update the application on the Ray cluster at `address`, and wait until it is ready.
 
-    It is the application that `hawkvision dc up` runs. Each node that may run a replica needs the same version of
-    `hawkvision[datacenter]` as this machine, and the model files under `config.cache_dir`; nothing is uploaded. A
+    It is the application that `hawkvision dc up` runs. Each node that may run a replica needs HawkVision in this
+    machine's version, with the extra `datacenter`, and the model files under `config.cache_dir`; nothing is uploaded. A
     cluster with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and
     `config.port` of each node, unless it already listens elsewhere. `TUNING` takes effect only if the cluster's own
     processes were started with it (`hawkvision dc environment`).

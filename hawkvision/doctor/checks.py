@@ -181,7 +181,7 @@ def _ray() -> Finding:
     try:
         check_ray()
     except ModuleNotFoundError:
-        return problem("Ray", "is not installed", "pip install 'hawkvision[datacenter]'")
+        return problem("Ray", "is not installed", "in a checkout, pip install '.[datacenter]'")
     return ok("Ray", "a version that is taken")
 
 

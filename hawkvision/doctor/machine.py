@@ -49,7 +49,9 @@ def kernels() -> Finding:
         return ok("kernels", "not for this processor, ONNX Runtime runs the models")
     if importlib.util.find_spec("onnx") is None:
         return warning(
-            "kernels", "the package onnx, which reads models for them, is missing", "pip install 'hawkvision[int8]'"
+            "kernels",
+            "the package onnx, which reads models for them, is missing",
+            "in a checkout, pip install '.[int8]'",
         )
     reason = unavailable_reason()
     if reason is None:

@@ -307,7 +307,7 @@ def _check_size(name: str, width: int, height: int) -> None:
         raise BadImage(f"{name}: the header declares {width}x{height} pixels; expected at least 1x1")
 
 
-READ_FORMATS = "JPEG, PNG and WebP images are read, with hawkvision[formats] also HEIC, AVIF, GIF, BMP and TIFF"
+READ_FORMATS = "JPEG, PNG and WebP images are read, with the extra `formats` also HEIC, AVIF, GIF, BMP and TIFF"
 
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"GIF8", "GIF"),

@@ -77,7 +77,7 @@ def decode(body: bytes, header: ImageHeader) -> NDArray[Any]:
 def _opened(body: bytes, kind: ImageFormat) -> Any:
     plugin = _plugin(kind)
     if plugin is None:
-        raise UnsupportedMedia(f"{kind.upper()} images are read where hawkvision[formats] is installed; it is not here")
+        raise UnsupportedMedia(f"{kind.upper()} images are read where the extra `formats` is installed; it is not here")
     try:
         return plugin(io.BytesIO(body))
     except Exception as error:  # noqa: BLE001 - plugins raise any exception for broken images

@@ -217,7 +217,7 @@ def _pillow() -> Any:
         return importlib.import_module("PIL.Image")
     except ImportError:
         raise BackendError(
-            "Pillow is not installed, which this interpolation needs: pip install 'hawkvision[formats]'"
+            "Pillow is not installed, which this interpolation needs: in a checkout, pip install '.[formats]'"
         ) from None
 
 

@@ -55,7 +55,7 @@ def load_variant(cache: Path, task: str, variant: Variant) -> bytes:
     if variant.input.needs_pillow and importlib.util.find_spec("PIL") is None:
         raise ArtifactError(
             f"task {task!r}: images of variant {variant.name!r} are scaled by Pillow, which is not installed: "
-            "pip install 'hawkvision[formats]'"
+            "in a checkout, pip install '.[formats]'"
         )
     if variant.sha256 is None:
         raise ArtifactError(f"task {task!r}: variant {variant.name!r} has no sha256 in its manifest to verify against")

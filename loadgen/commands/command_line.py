@@ -76,7 +76,7 @@ def explained(action: Callable[[], int | None]) -> int:
         extra = EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        print(f"error: this needs {error.name}: pip install 'hawkvision[{extra}]'", file=sys.stderr)  # noqa: T201
+        print(f"error: this needs {error.name}: in a checkout, pip install '.[{extra}]'", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 130

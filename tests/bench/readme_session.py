@@ -3,7 +3,7 @@
     python -m tests.bench.readme_session
 
 It starts both tiers at their default ports, writes docs/images/session.svg, and stops them. The images are photographs
-of scikit-image (`hawkvision[demo]`).
+of scikit-image (`pip install '.[demo]'`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def session() -> Iterator[Text]:
     """The lines of the figure."""
     images = photographs()
     if not images:
-        sys.exit("no images: pip install 'hawkvision[demo]'")
+        sys.exit("no images: pip install '.[demo]'")
     with both_tiers() as printed:
         yield prompt("hawkvision up")
         # Of its request and answer as JSON, which are too wide for a figure, README shows the first.

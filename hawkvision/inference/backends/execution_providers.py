@@ -48,7 +48,7 @@ def missing_reason(provider: str) -> str:
         return has
     if len(packages) > 1:
         return f"{has}; these packages have overwritten each other: {REINSTALL}"
-    return f"{has}; install hawkvision[gpu] as docs/operations/gpu.md says"
+    return f"{has}; install the extra `gpu` as docs/operations/gpu.md says"
 
 
 def start_failure(provider: str) -> str | None:

@@ -40,7 +40,8 @@ def in_half_precision(model: bytes, where: str) -> bytes:
         from google.protobuf.message import DecodeError
     except ModuleNotFoundError as error:
         raise BackendError(
-            f"{where}: the package {error.name}, which half precision needs, is missing: pip install 'hawkvision[gpu]'"
+            f"{where}: the package {error.name}, which half precision needs, is missing: "
+            "in a checkout, pip install '.[gpu]'"
         ) from None
     try:
         found = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))

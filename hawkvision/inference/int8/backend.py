@@ -111,7 +111,9 @@ def read_network(model: Path | bytes, where: str) -> Int8Network:
     try:
         import onnx
     except ImportError:
-        raise BackendError("int8: models are read with the package `onnx`; install hawkvision[int8]") from None
+        raise BackendError(
+            "int8: models are read with the package `onnx`; in a checkout, pip install '.[int8]'"
+        ) from None
     from google.protobuf import message as google_message  # the package that onnx is built on
 
     try:

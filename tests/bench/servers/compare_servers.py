@@ -215,7 +215,7 @@ def python_of(peer: ReferenceServer, say: Callable[[str], None]) -> Path:
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
             f"{peer.title} runs in HawkVision's own environment, which has no {peer.distribution}; "
-            "install the extra: pip install 'hawkvision[datacenter]'"
+            "install the extra: pip install '.[datacenter]'"
         ) from None
     return Path(sys.executable)
 

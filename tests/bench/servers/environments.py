@@ -36,7 +36,7 @@ def shared_pins() -> tuple[str, ...]:
     except importlib.metadata.PackageNotFoundError as error:
         raise ConfigError(
             f"the peers are installed with the same {error.name} as this interpreter, which has none; "
-            "install the extra: pip install 'hawkvision[bench]'"
+            "install the extra: pip install '.[bench]'"
         ) from None
 
 

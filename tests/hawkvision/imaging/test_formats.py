@@ -125,7 +125,7 @@ def test_without_the_extra_formats_are_named_and_so_is_the_extra() -> None:
     lines = done.stdout.decode().splitlines()
     assert len(lines) == len(KINDS)
     for line, kind in zip(lines, KINDS, strict=True):
-        assert "hawkvision[formats]" in line
+        assert "the extra `formats`" in line
         assert NAMES[kind].replace("[CF]", "C") in line or NAMES[kind].replace("[CF]", "F") in line
 
 

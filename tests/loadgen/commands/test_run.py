@@ -303,7 +303,7 @@ def test_what_is_not_installed_is_named_with_its_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pip install 'hawkvision[loadgen]'" in done.stderr
+    assert "pip install '.[loadgen]'" in done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS.commands)
