@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from edge.inference.admission import Admission
+from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgeStage, StagePrediction, check_stage
 from edge.inference.job_queue import MAX_BATCH
 from edge.inference.shared_models import SharedModels
@@ -39,7 +39,7 @@ from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.package_settings import HAWKVISION
-from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
+from hawkvision.imaging.decoding_cost import DecodingScales
 from hawkvision.imaging.downscale import Reducer, useful_side
 from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
@@ -83,8 +83,6 @@ class Environment:
 
     metrics: EdgeMetrics
     clock: Clock
-    rates: DecodingRates
-    """Of decoding, learned while the nodes run."""
     tasks: int = 1
     """Number of nodes that share the memory of this process."""
     datacenter_tls: ssl.SSLContext | None = None
@@ -151,17 +149,17 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         if state is not None:
             opened.callback(state.close)
         workers = config.workers or usable_cores() + waiting_workers(config)
-        scales = DecodingScales(components.inputs, shared.rates, config.max_pixels, config.max_pixels_whole)
-        admission = Admission(config.task, scales, shared.rates, metrics, workers, config.decode_limit_s)
-        datacenter = _datacenter_client(config, components, shared, admission)
+        scales = DecodingScales(components.inputs, config.max_pixels, config.max_pixels_whole)
+        limits = DecodingLimits(config.task, scales, metrics)
+        datacenter = _datacenter_client(config, components, shared, limits)
         if datacenter is not None:
             opened.push_async_callback(datacenter.close)
-        pool = await _warm_pool(config, stage, admission, workers, shared, opened)
+        pool = await _warm_pool(config, stage, limits, workers, shared, opened)
         parts = divided(config.memory_bytes, config.request_memory_bytes, shared.tasks)
-        admission.divide(parts)
+        limits.divide(parts)
         log.info("%s: %d MB for bodies and decoding, by %s", config.task, parts.total // 1_000_000, parts.basis)
         streams = Streams(config.task, config.max_streams, config.audit_share, metrics, state, policy.profiles)
-        executor = EdgeExecutor(config.task, stage.name, pool, admission, clock, metrics, config.max_pixels)
+        executor = EdgeExecutor(config.task, stage.name, pool, limits, clock, metrics, config.max_pixels)
         context = make_context(config, components, executor, datacenter, streams, clock, metrics)
         baseline = components.baseline
         node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
@@ -219,7 +217,7 @@ def _describe_backends(config: EdgeConfig, stage: EdgeStage, metrics: EdgeMetric
 
 
 def _datacenter_client(
-    config: EdgeConfig, components: NodeComponents, shared: Environment, admission: Admission
+    config: EdgeConfig, components: NodeComponents, shared: Environment, limits: DecodingLimits
 ) -> DatacenterClient | None:
     if not config.datacenter_url:
         return None
@@ -236,7 +234,7 @@ def _datacenter_client(
         shared.clock,
         transport=config.datacenter_transport,
         min_on_time_probability=config.min_on_time_probability,
-        reducer=ImageReducer(components.reducer, admission),
+        reducer=ImageReducer(components.reducer, limits),
         metrics=shared.metrics.link(config.task),
         congestion=controller_class(config.feature(DatagramSettings).congestion_control),
     )
@@ -245,7 +243,7 @@ def _datacenter_client(
 async def _warm_pool(
     config: EdgeConfig,
     stage: EdgeStage,
-    admission: Admission,
+    limits: DecodingLimits,
     workers: int,
     shared: Environment,
     opened: AsyncExitStack,
@@ -253,9 +251,7 @@ async def _warm_pool(
     """The worker pool, each of whose workers has run each model; `opened` closes it."""
     # Our own kernels run images one by one anyway.
     together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_BATCH
-    pool: WorkerPool[StagePrediction] = WorkerPool(
-        workers, config.max_queue, max_batch=together, memory=admission.memory
-    )
+    pool: WorkerPool[StagePrediction] = WorkerPool(workers, config.max_queue, together, limits.memory)
     opened.push_async_callback(asyncio.to_thread, pool.close)
     for model in stage.models:
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))

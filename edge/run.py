@@ -23,6 +23,7 @@ import uvicorn
 from edge.factory import Environment, Loaded, NodeComponents, close_tasks, load_tasks, open_tasks
 from edge.inference.startup_thread import Loading
 from edge.monitoring.certificate_reload import CertificationReload, files_of
+from edge.servers.gate import Gate
 from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks
@@ -33,7 +34,6 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.load import read_command_line, settings_of_tasks
-from hawkvision.imaging.decoding_cost import DecodingRates
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
@@ -87,7 +87,7 @@ class EdgeServer:
         self._files = FileWatcher.of(keys, self._certificates, self._datacenter_certificates)
         self._listener = _listen(config.host, config.port)
         limits = Limits(connections_for(raise_open_files()), config.connections_per_address)
-        self._server = _uvicorn_server(HttpApp(self._frontend), limits, config, self._certificates)
+        self._server = _uvicorn_server(self._frontend, limits, config, self._certificates)
         self._configs = settings_of_tasks(config)
         self._loading = Loading(partial(load_tasks, self._configs))
         self._tasks: ServedTasks | None = None
@@ -135,8 +135,7 @@ class EdgeServer:
         """The tasks, with the datagram server and the reloads of their certificates."""
         config, datacenter = self._config, self._datacenter_certificates
         tls = None if datacenter is None else datacenter.renewing()
-        rates = await asyncio.to_thread(DecodingRates)
-        shared = Environment(self._metrics, self._clock, rates, len(loaded), tls)
+        shared = Environment(self._metrics, self._clock, len(loaded), tls)
         self._tasks = tasks = await open_tasks(self._configs, loaded, shared)
         self._watch_certificates(tasks, loaded)
         self._frontend.divide_bodies(tasks)
@@ -187,10 +186,10 @@ async def serve(config: EdgeConfig) -> bool:
 
 
 def _uvicorn_server(
-    app: HttpApp, limits: Limits, config: EdgeConfig, certificates: Certificates | None
+    frontend: Frontend, limits: Limits, config: EdgeConfig, certificates: Certificates | None
 ) -> _UvicornServer:
     """Uvicorn with our protocol; it does not listen by itself."""
-    protocol = bounded(limits)
+    app, protocol = HttpApp(frontend), bounded(limits, Gate(frontend))
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
     return _UvicornServer(

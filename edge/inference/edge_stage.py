@@ -19,7 +19,6 @@ from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Pixels, Prediction, Tensors
-from hawkvision.imaging.decoding_cost import SMALL, DecodingCost, DecodingRates
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_inputs
@@ -162,8 +161,6 @@ class EdgeStage:
             each.advance()
             decoded = clock.now()
             each.decode_ms = (decoded - before) * 1e3
-            if each.error is None:
-                each.job.decoded(decoded - before)
         whole = [each for each in runs if each.error is None]
         if whole:
             self._run_models(whole, jobs[0].alone)
@@ -293,14 +290,6 @@ class InferenceJob:
     must_end: float | None = None
     """Clock time by which the other members must end; they are skipped if only they would be late. An answer that is
     late anyway comes from the whole ensemble."""
-    rates: DecodingRates | None = None
-    """Learn what decoding the image took, compared with `cost`."""
-    cost: DecodingCost = SMALL
-
-    def decoded(self, seconds: float) -> None:
-        """Record the time of decoding."""
-        if self.rates is not None and self.cost.work:
-            self.rates.learn(self.cost, seconds)
 
     def in_time(self, seconds: float) -> bool:
         """Whether work of that length still ends by `must_end`."""

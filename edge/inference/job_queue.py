@@ -1,233 +1,172 @@
-"""The worker pool's queue: jobs ordered by deadline, and which of them a worker takes next.
+"""The worker pool's queue: who gets in, in what order jobs run, and which are dropped.
 
-Earliest deadline first is optimal as long as every deadline can be met (Liu and Layland, JACM 1973). A job without a
-deadline gets a virtual one, so that it is not starved. Under overload that order alone makes every job late. So a job
-that can no longer be on time leaves the order. It runs when nothing else waits or on every `LATE_TURN`-th turn, and it
-is the first to be shed.
+`hawkvision.system.admission` keeps it so short that jobs can be on time. Callers take turns, and so do a caller's jobs
+with and without a deadline and its heavy images, which leave a worker to others while there are any. A job that is late
+all the same is dropped when its turn comes, unless nobody else waits or its caller wants late answers.
 
 Jobs of one kind that wait together run in one batch if all of them are then still on time. No job waits for companions.
-
-A job declares its cost (`imaging.decoding_cost`). It starts only when its memory is free. Smaller jobs may overtake it
-up to `memory.OVERTAKEN_MOST` times. Heavy jobs wait in a line of their own, and one worker leaves them alone while
-others wait, so that a light job waits for at most one heavy job. A heavy job that cannot end before its deadline does
-not start if it is useless then. Heavy jobs are never batched, which would hold several decoded images in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from hawkvision.imaging.decoding_cost import DecoderKind, DecodingCost
-from hawkvision.system.memory import OVERTAKEN_MOST, MemoryBudget
+from hawkvision.core.errors import Overloaded
+from hawkvision.imaging.decoding_cost import DecodingCost
+from hawkvision.system.admission import Admission
 
 T = TypeVar("T")
 
-VIRTUAL_DEADLINE_S: Final = 1.0
-"""Deadline of a job that has none: others overtake it for at most one second."""
-LATE_TURN: Final = 16
-"""One turn in so many goes to a late job, so that late jobs are answered under lasting overload too."""
 MAX_BATCH: Final = 4
 """Jobs that one worker runs together; a larger batch saves no more time for each image."""
-MAX_SEARCHED: Final = 8
-"""Jobs that are examined for one that needs no more memory than is free."""
-NO_COST: Final = DecodingCost(0, 0.0, DecoderKind.JPEG, 0)
-"""DecodingCost of a job that decodes nothing."""
+HEAVY_MOST: Final = 16
+"""Heavy jobs inside, for each worker."""
+LIGHT_S: Final = 1.0
+"""Seconds after a light job for which a worker is kept free of heavy ones, if there are several workers."""
+NO_COST: Final = DecodingCost(0, heavy=False)
+"""Cost of a job that decodes nothing."""
 
+Lane: TypeAlias = tuple[str, bool, bool]
+"""Whose turn a job takes: its caller, whether it has a deadline, and whether it is heavy."""
 RunBatch: TypeAlias = Callable[[Sequence[Any]], Sequence[T | Exception]]
 """Runs several jobs; gives the result or error of each, in order."""
 
 
-@dataclass(order=True, slots=True)
+class Place:
+    """A place inside the pool, until its job has ended or it is released."""
+
+    def __init__(self, admission: Admission, lane: Lane, now: float) -> None:
+        """Take it."""
+        self.lane = lane
+        self.used = False
+        """Whether it is a job's, or released."""
+        self._admission = admission
+        admission.enter(lane, now)
+
+    def release(self) -> None:
+        """Give it up if no job has it."""
+        if not self.used:
+            self.used = True
+            self._admission.leave([self.lane], None)
+
+
+@dataclass(slots=True, eq=False)
 class Job(Generic[T]):
     """One job in the queue."""
 
+    run: Callable[[], T]
+    run_batch: RunBatch[T] | None
+    future: asyncio.Future[tuple[T, float]]
+    queued_at: float
     due: float
-    """Its deadline, or a virtual one, on the monotonic clock; sorts the queue."""
-    number: int
-    run: Callable[[], T] = field(compare=False)
-    run_batch: RunBatch[T] | None = field(compare=False)
-    future: asyncio.Future[tuple[T, float]] = field(compare=False)
-    queued_at: float = field(compare=False)
-    has_deadline: bool = field(compare=False)
-    cost: DecodingCost = field(compare=False)
-    late_is_useless: bool = field(compare=False)
-    overtaken: int = field(compare=False, default=0)
-    """How often others went first because its memory was not free."""
+    """On the queue's clock; infinite without a deadline, or if a late answer is wanted."""
+    lane: Lane
+    place: Place
+    cost: DecodingCost
 
 
 class JobQueue(Generic[T]):
-    """Waiting jobs. Not thread-safe: the pool holds a lock around every call that changes it."""
+    """Waiting jobs. The event loop admits and ends them; `push` and `take` need a lock around them."""
 
-    def __init__(self, workers: int, max_batch: int, memory: MemoryBudget, give_up: Callable[[Job[T]], None]) -> None:
+    def __init__(self, workers: int, limit: int, max_batch: int) -> None:
         """Start empty.
 
         Args:
             workers: of the pool.
+            limit: jobs that may wait.
             max_batch: jobs that a worker runs together.
-            memory: from which the jobs' bytes are taken while they run.
-            give_up: called with a job that is discarded because it would be late and useless.
         """
-        self.heavy_s = 0.0
-        """Expected seconds of the heavy jobs that wait or run."""
+        self.admission = Admission(limit + workers, workers)
+        self.waiting = 0
+        """Number of jobs."""
         self._workers = workers
         self._max_batch = max_batch
-        self._memory = memory
-        self._give_up = give_up
-        self._light: list[Job[T]] = []
-        self._heavy: list[Job[T]] = []
-        self._late: deque[Job[T]] = deque()
-        self._heavy_running = 0
+        self._lanes: OrderedDict[Lane, deque[Job[T]]] = OrderedDict()
+        """The next turn's first."""
+        self._heavy = self._heavy_running = 0
         self._heavy_last = False
         """Whether the job that started last is heavy."""
-        self._turns = 0
-        self.missed_turns = 0
-        """Turns without a job because no job's memory was free."""
+        self._light_until = 0.0
+        """Until when a worker is kept free of heavy jobs."""
 
-    @property
-    def waiting(self) -> int:
-        """Number of jobs."""
-        return len(self._light) + len(self._heavy) + len(self._late)
+    def check(self, lane: Lane, left_s: float | None) -> None:
+        """Refuse a job that would be late, or for which there is no place.
 
-    @property
-    def ahead(self) -> int:
-        """Number of light jobs that can still be on time."""
-        return len(self._light)
+        Raises:
+            Overloaded: says when a place is likely.
+        """
+        if lane[2] and self._heavy >= HEAVY_MOST * self._workers:
+            raise Overloaded(f"{self._heavy} large images are already waiting", 1.0)
+        self.admission.check(lane, left_s)
 
     def push(self, job: Job[T]) -> None:
-        """Add a job."""
-        self.heavy_s += job.cost.heavy_s
-        heapq.heappush(self._heavy if job.cost.heavy else self._light, job)
+        """Add a job that has a place."""
+        self._heavy += job.cost.heavy
+        if not job.cost.heavy:
+            self._light_until = job.queued_at + LIGHT_S
+        self._lanes.setdefault(job.lane, deque()).append(job)
+        self.waiting += 1
 
-    def take(self, now: float, service_s: float) -> list[Job[T]]:
-        """The jobs to run next, with their memory taken.
+    def take(self, now: float, memory: int) -> tuple[list[Job[T]], list[Job[T]]]:
+        """The jobs to run next, none if no job may start now, and those that are dropped because they are late.
 
-        Empty if those that this turn was for were shed or joined another batch, or if no job's memory is free.
-
-        Args:
-            now: on the monotonic clock.
-            service_s: expected time of one light job.
+        Together they need at most so many bytes of memory, if there are several.
         """
-        for line in (self._light, self._heavy):
-            while line and self._is_late(line[0], now, service_s):
-                job = heapq.heappop(line)
-                if not self._discard(job, now):
-                    self._late.append(job)
-        self._turns += 1
-        on_time = bool(self._light or self._heavy)
-        if self._late and (not on_time or self._turns % LATE_TURN == 0):
-            while self._late and self._discard(self._late[0], now):
-                self._late.popleft()
-            if self._late and self._take_memory(self._late[0]):
-                return [self._start(self._late.popleft())]
-        jobs = self._take_batch(now, service_s) if on_time else []
-        if not jobs and self.waiting:
-            self.missed_turns += 1
-        return jobs
+        jobs: list[Job[T]] = []
+        dropped: list[Job[T]] = []
+        service_s = self.admission.interval_s * self._workers
+        share = batch_size(math.ceil(self.waiting / self._workers), self._max_batch)
+        must_end = math.inf
+        while len(jobs) < share and (lane := self._next_lane(now)) is not None:
+            job = self._lanes[lane][0]
+            live = not job.future.cancelled()
+            if live and jobs:
+                ends, needed = now + service_s * (len(jobs) + 1), sum(each.cost.bytes for each in (*jobs, job))
+                alike = job.run_batch is not None and job.run_batch == jobs[0].run_batch and not job.cost.heavy
+                if not alike or ends > min(must_end, job.due) or needed > memory:
+                    break
+            self._pop(lane)
+            if not live or (now + service_s > job.due and (jobs or self._next_lane(now) is not None)):
+                dropped.append(job)
+                continue
+            must_end = min(must_end, job.due)
+            jobs.append(job)
+            if job.cost.heavy or job.run_batch is None:
+                break
+        if jobs:
+            self._heavy_last = jobs[0].cost.heavy
+        self._heavy_running += sum(job.cost.heavy for job in jobs)
+        return jobs, dropped
 
-    def ended(self, jobs: Sequence[Job[T]]) -> None:
-        """Record that jobs have run; the caller gives their memory back."""
-        self._forget_work(sum(job.cost.heavy_s for job in jobs))
+    def ended(self, jobs: Sequence[Job[T]], at: float | None) -> None:
+        """Record that jobs have run, or were dropped (None); on the event loop."""
+        self._heavy -= sum(job.cost.heavy for job in jobs)
+        self.admission.leave([job.place.lane for job in jobs], at)
+
+    def release(self, jobs: Sequence[Job[T]]) -> None:
+        """Let other heavy jobs start; on the worker's thread, with the lock."""
         self._heavy_running -= sum(job.cost.heavy for job in jobs)
 
-    def claim_missed_turns(self) -> int:
-        """How many turns found no memory since the last call."""
-        missed, self.missed_turns = self.missed_turns, 0
-        return missed
+    def _next_lane(self, now: float) -> Lane | None:
+        light = next((lane for lane in self._lanes if not lane[2]), None)
+        barred = self._heavy_running >= max(1, self._workers - 1) and now < self._light_until
+        if light is not None and (barred or self._heavy_last):
+            return light
+        return None if barred else next(iter(self._lanes), None)
 
-    def shed(self) -> Job[T] | None:
-        """Remove the job that has been late the longest, if there is one."""
-        job = self._late.popleft() if self._late else None
-        if job is not None:
-            self._forget_work(job.cost.heavy_s)
-        return job
-
-    def remaining(self) -> list[Job[T]]:
-        """All waiting jobs."""
-        return [*self._light, *self._heavy, *self._late]
-
-    def _take_batch(self, now: float, service_s: float) -> list[Job[T]]:
-        """The first job, and of those behind it this worker's share that can run with it on time."""
-        share = batch_size(math.ceil(len(self._light) / self._workers), self._max_batch)
-        first = self._first()
-        if first is None:
-            return []
-        jobs = [first]
-        if first.cost.heavy:
-            return jobs
-        run_batch = first.run_batch
-        must_end = first.due if first.has_deadline else math.inf
-        while run_batch is not None and len(jobs) < share and self._light:
-            following = self._light[0]
-            if following.has_deadline:
-                must_end = min(must_end, following.due)
-            if following.run_batch != run_batch or now + service_s * (len(jobs) + 1) > must_end:
-                break
-            if not self._take_memory(following):
-                break
-            jobs.append(heapq.heappop(self._light))
-        return jobs
-
-    def _first(self) -> Job[T] | None:
-        """The first job whose memory is free; none while one before it was overtaken too often."""
-        lines = [line for line in (self._light, self._heavy) if line]
-        if len(lines) > 1:
-            enough = self._heavy_running >= max(1, self._workers - 1) or self._heavy_last
-            starved = self._heavy[0].overtaken >= OVERTAKEN_MOST
-            if starved or (not enough and self._heavy[0] < self._light[0]):
-                lines.reverse()
-        passed: list[tuple[list[Job[T]], Job[T]]] = []
-        found: Job[T] | None = None
-        for line in lines:
-            searched = 0
-            while line and found is None and searched < MAX_SEARCHED:
-                job = heapq.heappop(line)
-                searched += 1
-                if self._take_memory(job):
-                    found = job
-                    break
-                passed.append((line, job))
-                if job.overtaken >= OVERTAKEN_MOST:
-                    break
-            if found is not None or (passed and passed[-1][1].overtaken >= OVERTAKEN_MOST):
-                break
-        for line, job in passed:
-            job.overtaken += found is not None
-            heapq.heappush(line, job)
-        return None if found is None else self._start(found)
-
-    def _start(self, job: Job[T]) -> Job[T]:
-        self._heavy_last = job.cost.heavy
-        self._heavy_running += job.cost.heavy
-        return job
-
-    def _take_memory(self, job: Job[T]) -> bool:
-        """Take the job's memory; a cancelled job needs none."""
-        if job.future.cancelled():
-            self._forget_work(job.cost.heavy_s)
-            job.cost = NO_COST
-        return not job.cost.bytes or self._memory.take(job.cost.bytes)
-
-    def _discard(self, job: Job[T], now: float) -> bool:
-        """Whether a heavy job would end late and be useless; it is then given up."""
-        if not (job.late_is_useless and job.cost.heavy) or now + job.cost.heavy_s <= job.due:
-            return False
-        self._forget_work(job.cost.heavy_s)
-        self._give_up(job)
-        return True
-
-    def _forget_work(self, heavy_s: float) -> None:
-        self.heavy_s = max(0.0, self.heavy_s - heavy_s)
-
-    @staticmethod
-    def _is_late(job: Job[T], now: float, service_s: float) -> bool:
-        ends = now + service_s + job.cost.heavy_s
-        return job.has_deadline and ends > job.due and not job.future.cancelled()
+    def _pop(self, lane: Lane) -> None:
+        """Take the lane's first job; the lane's next turn comes after those of the others."""
+        self._lanes[lane].popleft()
+        self.waiting -= 1
+        if self._lanes[lane]:
+            self._lanes.move_to_end(lane)
+        else:
+            del self._lanes[lane]
 
 
 def batch_size(waiting: int, most: int = MAX_BATCH) -> int:

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from edge.servers import deepstack
 from edge.servers.forms import check_form, is_form, read_form
+from edge.servers.gate import LOCAL
 from edge.servers.info_routes import CALLER, pages
 from edge.servers.oip import routes as oip_routes
 from edge.servers.shared.frontend import Frontend
@@ -46,14 +47,12 @@ from hawkvision.core.errors import (
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import RequestFields
 from hawkvision.servers.bodies import Body, CallerGone
+from hawkvision.servers.connections import PLACE, waited_s
 from hawkvision.servers.keys import INFER, OPEN_PATHS, Scopes, needed_scopes
 from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM
 
 TASK: Final = "hawkvision.task"
 """Key of the task in a request's scope, once it is known."""
-
-LOCAL: Final = "127.0.0.1"
-"""The address of callers without one, which connect over a Unix socket."""
 
 _NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", "audio/")
 
@@ -102,7 +101,7 @@ class HttpApp:
     async def _answered(self, handler: Handler, scope: Scope, body: Body) -> Reply | None:
         """The response to one request for answers or to its error; None if the caller is gone."""
         front = self._front
-        started = front.clock.now()
+        started = front.clock.now() - waited_s(scope)
         trace, headers = name_request(scope["headers"])
         front.in_flight += 1
         try:
@@ -117,6 +116,8 @@ class HttpApp:
         except Exception as error:  # noqa: BLE001 - a server: every error leaves as a documented body
             return self._refusal(error, scope, started, headers)
         finally:
+            if (place := scope.get(PLACE)) is not None:
+                place.release()
             body.release()
             front.in_flight -= 1
         for answer in answered.answers:
@@ -134,8 +135,10 @@ class HttpApp:
         trace: TraceContext,
         caller: str,
     ) -> Answered:
-        node, image, asked = await self._read(kind, tasks, scope, body)
-        answer = await node.infer(ImageRequest(image, asked, started, trace, caller, hang_up=body.hang_up))
+        node, image, asked = await self._read(kind, tasks, scope, body, started, caller)
+        answer = await node.infer(
+            ImageRequest(image, asked, started, trace, caller, hang_up=body.hang_up, place=scope.get(PLACE))
+        )
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
 
     async def _infer(
@@ -180,7 +183,7 @@ class HttpApp:
         return node
 
     async def _read(
-        self, kind: str | None, tasks: ServedTasks, scope: Scope, body: Body
+        self, kind: str | None, tasks: ServedTasks, scope: Scope, body: Body, started: float, caller: str
     ) -> tuple[EdgeNode, bytes, RequestFields]:
         """The node of the request's task, the image, and the request, from query, headers or a form."""
         raw_headers = scope["headers"]
@@ -198,6 +201,8 @@ class HttpApp:
             )
         request = read_request(scope["query_string"], ours)
         node = self._chosen(tasks, request.task, kind or request.kind, scope, body)
+        if not node.may_ask_datacenter(request) and PLACE not in scope:
+            node.pool.check(caller, request.promised(started))
         return node, await read_body(body, raw_headers, limit), request
 
     def _authorize(self, scope: Scope, needed: Scopes, authorization: str | None = None) -> str:

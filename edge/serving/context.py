@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edge.inference.admission import Admission
+from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgePrediction, EdgeStage, InferenceJob, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
@@ -13,9 +14,8 @@ from edge.monitoring.served_versions import ServedVersions
 from edge.serving.guarantees import Guarantees
 from edge.serving.request import RoutedImage
 from hawkvision.core.clock import Clock, Deadline
-from hawkvision.core.errors import DeadlineMissed
+from hawkvision.core.errors import Overloaded
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.types import OnMiss
 from hawkvision.tasks.kind import TaskKind
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class EdgeExecutor:
-    """The worker pool, with the accounting of what images cost. Used on one event loop."""
+    """The worker pool, and the limits of what it decodes. Used on one event loop."""
 
     def __init__(
         self,
         task: str,
         stage: str,
         pool: WorkerPool[StagePrediction],
-        admission: Admission,
+        limits: DecodingLimits,
         clock: Clock,
         metrics: EdgeMetrics,
         max_pixels: int,
@@ -41,13 +41,13 @@ class EdgeExecutor:
             task: for metrics.
             stage: name of the edge stage, for metrics.
             pool: where images are decoded and inferred.
-            admission: of images, by what they cost.
+            limits: of the images that are decoded.
             clock: for deadlines and timings.
             metrics: where to count.
             max_pixels: the largest image that is decoded.
         """
         self.pool = pool
-        self.admission = admission
+        self.limits = limits
         self._clock = clock
         self._max_pixels = max_pixels
         metrics.queue_length.labels(task).set_function(lambda: pool.waiting)
@@ -57,13 +57,12 @@ class EdgeExecutor:
         self._count_ensemble_run = metrics.ensemble_runs.labels(task).inc
 
     async def infer(self, image: RoutedImage, must_end: Deadline | None = None) -> EdgePrediction:
-        """The edge stage's prediction. Images wait in order of their deadlines, and may share a run of the model.
+        """The edge stage's prediction. Images may share a run of the model.
 
         The other members of a conditional ensemble are skipped if they would end after `must_end`.
 
         Raises:
-            Overloaded: if the queue is full.
-            DeadlineMissed: if the image cannot be decoded by the deadline, and the caller does not wait for it.
+            Overloaded: if the queue is full, or the image would be late and its caller does not wait for it.
             RequestError: if the image is broken.
         """
         stage = image.stage
@@ -74,42 +73,32 @@ class EdgeExecutor:
             self._count_ensemble_run()
         return EdgePrediction(result, queue_ms, stage.first.name if image.route.first_only else stage.name)
 
+    def has_time(self, image: RoutedImage) -> bool:
+        """Whether the pool would take the image now."""
+        try:
+            self.pool.check(image.request.caller, image.request.promised, heavy=image.cost.heavy)
+        except Overloaded:
+            return False
+        return True
+
     def job(self, image: RoutedImage, stage: EdgeStage, must_end: Deadline | None = None) -> InferenceJob:
         """What the pool runs for one image on a stage."""
         request, route = image.request, image.route
         return InferenceJob(
             stage, request.body, request.header, request.asked.top_k, self._max_pixels, self._clock, route.temperature,
-            self.pool.alone, route.first_only, None if must_end is None else must_end.at, self.admission.rates,
-            image.cost,
+            self.pool.alone, route.first_only, None if must_end is None else must_end.at,
         )  # fmt: skip
 
-    async def queued(self, image: RoutedImage, job: InferenceJob, stage: EdgeStage) -> tuple[StagePrediction, float]:
-        """The job's result and its milliseconds in the queue, in its request's turn.
+    def queued(
+        self, image: RoutedImage, job: InferenceJob, stage: EdgeStage
+    ) -> asyncio.Future[tuple[StagePrediction, float]]:
+        """The job's result and its milliseconds in the queue.
 
         Raises:
-            Overloaded, DeadlineMissed, RequestError: as `infer`.
+            Overloaded, RequestError: as `infer`.
         """
-        if image.turns is None:
-            return await self._submit(image, job, stage)
-        async with image.turns.of(image.cost):
-            return await self._submit(image, job, stage)
-
-    async def _submit(self, image: RoutedImage, job: InferenceJob, stage: EdgeStage) -> tuple[StagePrediction, float]:
-        request, cost, admission = image.request, image.cost, self.admission
-        until = None if request.deadline is None else request.deadline.at
-        if not cost.heavy:
-            return await self.pool.submit(job, until, stage.infer_batch, cost)
-        useless = until is not None and request.asked.on_miss is not OnMiss.WAIT
-        admission.check_time(cost.heavy_s, request.slack_ms(self._clock.now()), request.asked.on_miss)
-        running = self.pool.submit(job, until, stage.infer_batch, cost, late_is_useless=useless)
-        try:
-            return await running
-        except DeadlineMissed:
-            admission.count_late()
-            raise
-        finally:
-            if image.turns is not None and image.turns.admitted is not None:
-                admission.decoded(image.turns.admitted, cost.heavy_s)
+        request = image.request
+        return self.pool.submit(job, request.promised, stage.infer_batch, image.cost, request.caller, request.place)
 
 
 @dataclass(frozen=True, slots=True)

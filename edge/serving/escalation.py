@@ -58,7 +58,7 @@ async def escalate(
         timeout_s = min(timeout_s, max(MIN_TIMEOUT_S, cutoff.remaining_s(clock.now())))
     metrics.escalations.labels(context.task, reason.value).inc()
     # With `wait`, a late answer is still wanted: the datacenter must not drop the image as expired.
-    wanted_ms = None if on_miss is OnMiss.WAIT else asking.slack_ms(clock.now())
+    wanted_ms = None if asking.promised is None else (asking.promised - clock.now()) * 1e3
     strict = on_miss is OnMiss.FAIL  # then no other answer will do
     lossless = wanted_ms is None or datacenter.fits_lossless(body, timeout_s, strict=strict)
     offer = _intermediate(context, image, edge) if lossless and reason is not Reason.EDGE_BUSY else None
@@ -97,7 +97,7 @@ def probe_in_background(
 def circuit_open(context: ServingContext, image: RoutedImage, cutoff: Deadline | None) -> bool:
     """Whether a reply by the cutoff is too unlikely to be waited for.
 
-    False if the edge could not answer sooner: then the caller waits in any case.
+    False if the edge has no time for the image: then the caller waits in any case.
     """
     datacenter = context.datacenter
     if datacenter is None or cutoff is None:
@@ -105,7 +105,7 @@ def circuit_open(context: ServingContext, image: RoutedImage, cutoff: Deadline |
     within_ms = cutoff.remaining_ms(context.clock.now())
     if datacenter.admits(min(within_ms, context.datacenter_timeout_s * 1e3)):
         return False
-    return image.request.asked.on_miss is OnMiss.FAIL or context.executor.pool.predicted_wait_ms() < within_ms
+    return image.request.asked.on_miss is OnMiss.FAIL or context.executor.has_time(image)
 
 
 def _request(

@@ -11,10 +11,9 @@ or an error.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Final
 
-from edge.inference.admission import Admission, Turns
+from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgeStage, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.datacenter_watch import DatacenterWatch
@@ -32,6 +31,7 @@ from hawkvision.core.types import (
     MaxAccuracyDrop,
     OnMiss,
     Quality,
+    RequestFields,
     Target,
 )
 
@@ -85,18 +85,19 @@ class EdgeNode:
         return self.context.executor.pool
 
     @property
-    def admission(self) -> Admission:
-        """Weighs images by what they cost."""
-        return self.context.executor.admission
+    def limits(self) -> DecodingLimits:
+        """The pixels and the memory that images may take."""
+        return self.context.executor.limits
 
-    async def infer(
-        self, request: ImageRequest, turns: Turns | None = None, *, declined_before: bool = False
-    ) -> Answer:
+    def may_ask_datacenter(self, asked: RequestFields) -> bool:
+        """Whether a request may be answered although the edge has no time for it."""
+        return self.datacenter is not None and asked.target is not Quality.FAST
+
+    async def infer(self, request: ImageRequest, *, declined_before: bool = False) -> Answer:
         """Answer one image.
 
         Args:
             request: what is asked.
-            turns: of a request that has several images and was admitted as a whole.
             declined_before: whether the edge stage has looked at less of the image (`look_early`).
 
         Raises:
@@ -104,15 +105,12 @@ class EdgeNode:
             RequestError: the caller's fault (image, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
-        image = self._routed(request, turns, declined_before=declined_before)
+        image = self._routed(request, declined_before=declined_before)
         handler = self._handler(self.context, image)
         try:
             if handler.cannot_meet_target:
                 raise handler.missed()
-            if image.cost.heavy and turns is None:
-                answer = await self._admitted(image)
-            else:
-                answer = await handler.answer()
+            answer = await handler.answer()
         except DeadlineMissed:
             self._count_miss()
             raise
@@ -149,9 +147,7 @@ class EdgeNode:
             await self.baseline.close()
         await self.streams.close()
 
-    def _routed(
-        self, request: ImageRequest, turns: Turns | None = None, *, declined_before: bool = False
-    ) -> RoutedImage:
+    def _routed(self, request: ImageRequest, *, declined_before: bool = False) -> RoutedImage:
         """The request with its route. What the image's header shows to be unfit is refused here, on the event loop.
 
         Raises:
@@ -163,13 +159,7 @@ class EdgeNode:
         if asked.kind is not None and asked.kind != self.kind.name:
             raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {asked.kind[:40]!r}")
         route = guarantees.policy.route(asked.target, request.received)
-        cost = self.admission.cost(request.body, request.header)
+        cost = self.limits.cost(request.body, request.header)
         controllers = guarantees.controllers(route, asked.stream, request.caller, request.received)
         versions = guarantees.served.versions
-        return RoutedImage(request, route, controllers, guarantees.stage, versions, cost, turns, declined_before)
-
-    async def _admitted(self, image: RoutedImage) -> Answer:
-        """The answer to a heavy image, if there is room for the work that it brings."""
-        with self.admission.admit([image.cost]) as admitted:
-            turns = Turns(self.pool.threads, admitted)
-            return await self._handler(self.context, replace(image, turns=turns)).answer()
+        return RoutedImage(request, route, controllers, guarantees.stage, versions, cost, declined_before)

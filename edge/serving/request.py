@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge.inference.admission import Turns
 from edge.inference.edge_stage import EdgeStage
+from edge.inference.job_queue import Place
 from edge.monitoring.request_streams import StreamControllers
 from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.route import Route
@@ -40,6 +40,8 @@ class ImageRequest:
     """The part of the caller's image that `body` is."""
     hang_up: Callable[[], Awaitable[object]] | None = None
     """Returns when the caller is gone; awaited only while the datacenter is."""
+    place: Place | None = None
+    """In the worker pool, if the server has reserved one; the server releases it."""
 
     @cached_property
     def header(self) -> ImageHeader:
@@ -56,9 +58,10 @@ class ImageRequest:
         within_ms = self.asked.deadline_ms
         return None if within_ms is None else Deadline.after_ms(within_ms, self.started)
 
-    def slack_ms(self, now: float) -> float | None:
-        """Milliseconds before the deadline; None without one."""
-        return None if self.deadline is None else self.deadline.remaining_ms(now)
+    @property
+    def promised(self) -> float | None:
+        """See `RequestFields.promised`."""
+        return self.asked.promised(self.started)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,8 +75,6 @@ class RoutedImage:
     stage: EdgeStage
     versions: CertifiedVersions
     cost: DecodingCost
-    """Expected cost of decoding the image at the edge."""
-    turns: Turns | None = None
-    """Its request's places in the queue, if that was admitted for its heavy work or has several images."""
+    """Of decoding the image at the edge."""
     declined_before: bool = False
     """Whether the edge stage has looked at a smaller part of the image and its answer was not accepted."""

@@ -21,9 +21,9 @@ from edge.serving.context import ServingContext
 from edge.serving.escalation import circuit_open, escalate, probe_in_background
 from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_unanswered, score_of
 from edge.serving.request import RoutedImage
-from hawkvision.cascade.decision import Accept, Decision, Escalate, Miss, cutoff_before, decide
+from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, RequestError
+from hawkvision.core.errors import DeadlineMissed, Overloaded, RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason
 from hawkvision.servers.bodies import CallerGone
 
@@ -193,7 +193,11 @@ class RequestHandler:
             escalated = await self.escalate(reason, cutoff)
             if escalated is not None:
                 return datacenter_answer(self.context, self.image, escalated, reason, None)
-            return self.finish_at_edge(await standby, reason)
+            try:
+                edge = await standby
+            except Overloaded:  # that was so when it was asked
+                edge = await self.run_edge()
+            return self.finish_at_edge(edge, reason)
         finally:
             standby.cancel()
             # Retrieve what it raised, so that nothing is logged as never retrieved.
@@ -221,11 +225,10 @@ class RequestHandler:
         return decision
 
     def _edge_too_busy(self) -> bool:
-        """Whether the edge would be late and the datacenter would not."""
-        request, datacenter = self.image.request, self.context.datacenter
-        if request.deadline is None or datacenter is None or request.asked.on_miss is OnMiss.WAIT:
+        """Whether the edge has no time for the image and the datacenter has; never where the edge alone may answer."""
+        image, datacenter = self.image, self.context.datacenter
+        if image.request.promised is None or datacenter is None or image.route.threshold == -math.inf:
             return False
-        now = self.context.clock.now()
-        if self.context.executor.pool.predicted_wait_ms() < request.deadline.remaining_ms(now):
+        if self.context.executor.has_time(image):
             return False
-        return datacenter.admits(cutoff_before(request.deadline).remaining_ms(now))
+        return datacenter.admits((image.request.promised - self.context.clock.now()) * 1e3 - ANSWER_MARGIN_MS)

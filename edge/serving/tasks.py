@@ -130,7 +130,7 @@ def describe_tasks(tasks: ServedTasks) -> Tasks:
 def _described(entry: Entry) -> ListedTask:
     if isinstance(entry, TaskFailure):
         return ListedTask(entry.task, entry.kind, "failed", entry.reason)
-    parts = entry.admission.parts
+    parts = entry.limits.parts
     return ListedTask(
         entry.task,
         entry.kind.name,

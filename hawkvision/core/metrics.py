@@ -177,15 +177,12 @@ class EdgeMetrics:
             buckets=RECEIVED_BUCKETS,
         )
         self.refused_costs = self._counter(
-            "refused_costs", "Images refused before decoding because of its cost", "task", "reason"
+            "refused_costs", "Images refused because decoding them takes too many pixels or too much memory", "task"
         )
         self.memory_budget = self._gauge("memory_budget_bytes", "Memory budget of a task by part", "task", "part")
         self.bodies_bytes = self._gauge("bodies_bytes", "Memory that request bodies take", "task")
         self.decoding_bytes = self._gauge("decoding_bytes", "Upper bound of the memory that decoding takes", "task")
         self.decoding_peak_bytes = self._gauge("decoding_peak_bytes", "Highest value of decoding_bytes", "task")
-        self.decoding_work = self._gauge(
-            "decoding_work_seconds", "Expected decoding time of heavy images that wait", "task"
-        )
 
     def _count_escalations(self) -> None:
         """The datacenter, and the link to it."""

@@ -143,6 +143,16 @@ class RequestFields:
     kind: str | None = None
     """The kind that the task must have; without a task, the first of this kind answers."""
 
+    def promised(self, started: float) -> float | None:
+        """When the answer must leave; None without a deadline, and if a late answer is wanted.
+
+        Args:
+            started: when the request came, in seconds on the same clock.
+        """
+        if self.deadline_ms is None or self.on_miss is OnMiss.WAIT:
+            return None
+        return started + self.deadline_ms * 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Received:

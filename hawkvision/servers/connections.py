@@ -11,7 +11,9 @@ import asyncio
 import ipaddress
 import logging
 import resource
+import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -19,6 +21,10 @@ from hawkvision.core.errors import HawkVisionError, NotReady, Overloaded
 
 log = logging.getLogger("hawkvision.servers")
 
+ARRIVED: Final = "hawkvision.arrived"
+"""Key of a request's scope: when the newest bytes of its head reached the kernel, on the monotonic clock."""
+PLACE: Final = "hawkvision.place"
+"""Key of a request's scope: what a server's gate (`hawkvision.servers.protocol.Gate`) keeps for it."""
 MAX_CONNECTIONS: Final = 4096
 RESERVED_FILES: Final = 128
 """File descriptors kept from callers: 32 connections to the datacenter, `MAX_LEAVING`, models, logs and spares."""
@@ -192,6 +198,12 @@ class ConnectionRegistry:
             self._of_one_address = 0
         if self._owing or self._leaving:
             self._watch(loop)
+
+
+def waited_s(scope: Mapping[str, Any]) -> float:
+    """Seconds since a request's head reached the kernel; 0 if its server does not say."""
+    arrived: float | None = scope.get(ARRIVED)
+    return 0.0 if arrived is None else max(0.0, time.monotonic() - arrived)
 
 
 def address_of(client: tuple[str, int] | None) -> str | None:

@@ -23,7 +23,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import ClassVar, Final
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import ClassVar, Final, Protocol
 
 import httptools
 import msgspec
@@ -39,7 +43,7 @@ from hawkvision.core.errors import (
     RequestTimeout,
     UriTooLong,
 )
-from hawkvision.servers.connections import DRAIN_STEP_BYTES, ConnectionRegistry, Limits
+from hawkvision.servers.connections import ARRIVED, DRAIN_STEP_BYTES, PLACE, ConnectionRegistry, Limits
 
 log = logging.getLogger(__name__)
 
@@ -54,16 +58,37 @@ MAX_PIPELINED: Final = 32
 MAX_DRAINED_BYTES: Final = 16 * 1024 * 1024
 """Bytes of a refused body that extend its deadline; later ones do not."""
 
+_LAST_DATA_RECV: Final = struct.Struct("@52xI")
+"""`tcpi_last_data_recv` of Linux's `struct tcp_info`: milliseconds since data came in."""
+
 _HOST: Final = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?").fullmatch
 """RFC 9110 §7.2, RFC 3986 §3.2.2; may be empty."""
 _OWS: Final = b" \t"
 """White space that may follow a value; the parser does not remove it."""
 
 
+class Gate(Protocol):
+    """What is asked about a POST at the end of its head, before anything else is done for it."""
+
+    def admit(
+        self, url: bytes, headers: list[tuple[bytes, bytes]], client: tuple[str, int] | None, waited_s: float
+    ) -> bytes | Callable[[], object] | None:
+        """The response that refuses the request, or what makes its place (`PLACE`) when its body is there, or neither.
+
+        Args:
+            url: path and query.
+            headers: names in lower case.
+            client: the caller's address.
+            waited_s: seconds since it reached the kernel.
+        """
+        ...
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. `bounded` binds the class to the registry of a server."""
 
     registry: ClassVar[ConnectionRegistry]
+    gate: ClassVar[Gate | None] = None
 
     address: str | None = None
     """The address that the connection counts for; None if it counts for none."""
@@ -87,6 +112,10 @@ class BoundedProtocol(HttpToolsProtocol):
     _drained_bytes = 0
     """Bytes read of the current body after its refusal."""
     _closed_for_reading = False
+    _reserve: Callable[[], object] | None = None
+    """Makes the place of the current request when its body is there."""
+    _skipping = False
+    """The current request was refused at its head, and its body is skipped."""
     _refusal: HawkVisionError | None = None
     """Sent when the earlier requests of the pipeline are answered."""
 
@@ -231,6 +260,14 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Overloaded(f"more than {MAX_PIPELINED} requests were sent ahead of their answers", 1.0)
+        waited_s = self._waited_s()
+        if self.gate is not None and self.parser.get_method() == b"POST" and not self._answering():
+            found = self.gate.admit(self.url, self.headers, self.client, waited_s)
+            if isinstance(found, bytes):
+                self._skip(found)
+                return
+            self._reserve = found
+        self.scope[ARRIVED] = time.monotonic() - waited_s  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._begun = False
         self._in_body = True
@@ -239,6 +276,29 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.flow.write_paused:  # otherwise the caller still has to read the response
             self.registry.mark_busy(self)
 
+    def _skip(self, response: bytes) -> None:
+        """Refuse the request at once, and skip its body."""
+        self._begun = False
+        self._heads += 1
+        self._head_bytes = 0
+        if not self.parser.should_keep_alive():
+            self._close_with(response)
+            return
+        self._in_body = self._skipping = True
+        self._drained_bytes = 0
+        self.transport.write(response)
+        self.registry.expect(self, self.registry.limits.drain_s)
+
+    def _waited_s(self) -> float:
+        """Seconds that the newest bytes have waited in the kernel, also while the connection was not accepted yet."""
+        try:
+            found = self.transport.get_extra_info("socket").getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size
+            )
+            return float(_LAST_DATA_RECV.unpack(found)[0]) * 1e-3
+        except (AttributeError, OSError, struct.error):  # a Unix socket, or another system
+            return 0.0
+
     def on_chunk_header(self) -> None:
         """Count a chunk header."""
         self._pieces += 1
@@ -246,14 +306,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Count a piece of a body and pass it on."""
         self._pieces += 1
-        super().on_body(body)
+        if not self._skipping:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the body, read or refused."""
         if self._offered:  # the parser stops here
             return
         self._in_body = False
+        if self._skipping:
+            self._skipping = False
+            self._head_bytes = 0
+            self.registry.mark_busy(self)
+            self._rest()
+            return
         super().on_message_complete()
+        if self._reserve is not None:
+            self.scope[PLACE] = self._reserve()  # type: ignore[typeddict-unknown-key]
+            self._reserve = None
 
     # --------------------------------------------------------------------------------------- from uvicorn's cycle
 
@@ -330,8 +400,8 @@ class BoundedProtocol(HttpToolsProtocol):
             else:
                 self._close_with(error)
 
-    def _close_with(self, error: HawkVisionError) -> None:
-        """Send `error` and our FIN, then wait `leave_s` for the caller's FIN.
+    def _close_with(self, error: HawkVisionError | bytes) -> None:
+        """Send `error`, or a whole response, and our FIN, then wait `leave_s` for the caller's FIN.
 
         To close at once with unread bytes would reset the connection, and the caller might not see the response.
         """
@@ -339,7 +409,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
-        self.transport.write(_refusal(error))
+        self.transport.write(error if isinstance(error, bytes) else _refusal(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:  # TLS closes both directions at once
@@ -348,11 +418,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.registry.mark_closing(self)
 
 
-def bounded(limits: Limits) -> type[asyncio.Protocol]:
-    """The protocol class of one server, for `uvicorn.Config(http=…)`."""
+def bounded(limits: Limits, asked: Gate | None = None) -> type[asyncio.Protocol]:
+    """The protocol class of one server, for `uvicorn.Config(http=…)`; its gate is asked about each request."""
 
     class Bounded(BoundedProtocol):
         registry = ConnectionRegistry(limits)
+        gate = asked
 
     return Bounded
 

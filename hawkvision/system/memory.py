@@ -203,16 +203,11 @@ class MemoryBudget:
         self.peak = 0
         """Highest value of `in_use`."""
         self._lock = threading.Lock()
-        self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
-        """A heap of (deadline, sequence number, bytes, future)."""
+        self._waiting: list[tuple[float, int, int, Callable[[], None]]] = []
+        """A heap of (deadline, sequence number, bytes, what tells who waits)."""
         self._numbers = itertools.count()
         self._overtaken = 0
         """How often the first one was overtaken."""
-        self._freed: list[Callable[[], None]] = []
-
-    def when_freed(self, call: Callable[[], None]) -> None:
-        """Call a function each time that bytes are given back, on the thread that gives them back."""
-        self._freed.append(call)
 
     def take(self, size: int) -> bool:
         """Take `size` bytes if they are free and no waiting request has been overtaken too often."""
@@ -232,8 +227,16 @@ class MemoryBudget:
             self.in_use -= size
             if self._waiting:
                 self._serve()
-        for call in self._freed:
-            call()
+
+    def wait_for(self, size: int, until: float = math.inf) -> None:
+        """Take `size` bytes, at most `limit`; blocks the thread until they are free. The deadline orders who waits."""
+        if self.take(size):
+            return
+        served = threading.Event()
+        with self._lock:
+            heapq.heappush(self._waiting, (until, next(self._numbers), size, served.set))
+            self._serve()  # memory may have been given back meanwhile
+        served.wait()
 
     @asynccontextmanager
     async def held(self, size: int, until: float = math.inf) -> AsyncGenerator[None]:
@@ -262,14 +265,19 @@ class MemoryBudget:
         with self._lock:
             if len(self._waiting) >= WAITING_MOST:
                 raise Overloaded(f"{WAITING_MOST} images are already waiting for memory", 1.0)
-            heapq.heappush(self._waiting, (until, next(self._numbers), size, served))
+
+            def tell() -> None:
+                loop.call_soon_threadsafe(_done, served)
+
+            entry = (until, next(self._numbers), size, tell)
+            heapq.heappush(self._waiting, entry)
             self._serve()  # memory may have been given back meanwhile
         try:
             async with asyncio.timeout_at(None if until == math.inf else until):
                 await served
         except BaseException as error:
             with self._lock:
-                left = [each for each in self._waiting if each[3] is not served]
+                left = [each for each in self._waiting if each is not entry]
                 ours = len(left) == len(self._waiting)
                 self._waiting = left
                 heapq.heapify(left)
@@ -282,10 +290,10 @@ class MemoryBudget:
     def _serve(self) -> None:
         """Serve waiting requests from the free bytes, with the lock held."""
         while self._waiting and self.in_use + self._waiting[0][2] <= self.limit:
-            _, _, size, served = heapq.heappop(self._waiting)
+            _, _, size, tell = heapq.heappop(self._waiting)
             self._overtaken = 0
             self._took(size)
-            served.get_loop().call_soon_threadsafe(_done, served)
+            tell()
 
     def _took(self, size: int) -> None:
         self.in_use += size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -18,7 +17,7 @@ from edge.escalation.client import DatacenterClient
 from edge.escalation.image_reducer import ImageReducer
 from edge.escalation.transport import Ingress
 from edge.factory import NodeComponents, make_context
-from edge.inference.admission import Admission
+from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certificate_reload import Certification, MakePolicy
@@ -38,7 +37,7 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import LOGITS, WHOLE, Answer, Pixels, Quality, Received, RequestFields, Tensors
-from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
+from hawkvision.imaging.decoding_cost import DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.backends.interface import Backend, Outputs
 from hawkvision.models.manifest import InputSpec
@@ -57,12 +56,6 @@ EDGE_CLASS = 3
 AGREES = [(EDGE_CLASS, 0.99)]
 SPEC = InputSpec(height=16, width=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 SURE, UNSURE = 20.0, 0.0
-
-
-@functools.cache
-def measured_rates() -> DecodingRates:
-    """Of this machine; tests share them."""
-    return DecodingRates()
 
 
 class GatedBackend:
@@ -127,17 +120,12 @@ class Bench:
         )
 
     async def occupy(self, images: int) -> list[asyncio.Task[Answer]]:
-        """Close the gate behind one slow image, so that the pool knows its pace, and queue some more."""
+        """Close the gate and queue images with deadlines, at a pace of 200 ms an image."""
         begun = self.backend.begun
         self.backend.gate.clear()
-        first = asyncio.create_task(self.ask(target=Quality.FAST))
-        await until(lambda: self.backend.begun > begun)
-        await asyncio.to_thread(threading.Event().wait, 0.2)  # the pace: 200 ms an image
-        self.backend.gate.set()
-        await first
-        self.backend.gate.clear()
-        tasks = [asyncio.create_task(self.ask(target=Quality.FAST)) for _ in range(images)]
-        await until(lambda: self.backend.begun > begun + 1)  # the worker holds its share, the rest is in line
+        self.node.pool._queue.admission.interval_s = 0.2
+        tasks = [asyncio.create_task(self.ask(target=Quality.FAST, deadline_ms=1e6)) for _ in range(images)]
+        await until(lambda: self.backend.begun > begun)  # the worker holds its share, the rest is in line
         return tasks
 
 
@@ -184,23 +172,21 @@ async def bench(
         others,
         fingerprint=f"{SHA}/int8",
     )
-    rates = measured_rates()
-    scales = DecodingScales([SPEC], rates, max_pixels, max_pixels)
-    admission = Admission(task, scales, rates, metrics, 1, settings.decode_limit_s)
-    admission.divide(divided(256 * 1024 * 1024, None))
-    pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=admission.memory)
+    limits = DecodingLimits(task, DecodingScales([SPEC], max_pixels, max_pixels), metrics)
+    limits.divide(divided(256 * 1024 * 1024, None))
+    pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=limits.memory)
     datacenter = None
     if peer:
         datacenter = DatacenterClient(
             Ingress(peer.url, connections=connections), kind, clock,
-            transport=transport, reducer=ImageReducer(reducer, admission), metrics=metrics.link(task),
+            transport=transport, reducer=ImageReducer(reducer, limits), metrics=metrics.link(task),
         )  # fmt: skip
     file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
     certification = Certification(profile, policy, versions, None, stage.temperature, policy.pair.score)
     streams = Streams(task, max_streams, audit_share, metrics, file, policy.profiles)
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
-    executor = EdgeExecutor(task, "small", pool, admission, clock, metrics, max_pixels)
+    executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)
     context = make_context(settings, components, executor, datacenter, streams, clock, metrics, random.Random(1))
     node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
     try:

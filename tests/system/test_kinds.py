@@ -38,7 +38,6 @@ from hawkvision.core.types import (
     Target,
     Tier,
 )
-from hawkvision.imaging.decoding_cost import DecodingRates
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
@@ -149,7 +148,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
         Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located),
         (variant.input,),
     )
-    node = await open_node(config, components, Environment(EdgeMetrics(), MonotonicClock(), DecodingRates()))
+    node = await open_node(config, components, Environment(EdgeMetrics(), MonotonicClock()))
     try:
         await known(node)
         yield node

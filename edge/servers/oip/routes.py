@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Scope
 
-from edge.inference.admission import Turns
 from edge.servers.oip import decoding, encoding
 from edge.servers.oip.decoding import INPUT
 from edge.servers.shared.frontend import Frontend
@@ -29,7 +28,6 @@ from edge.serving.tasks import ServedTasks
 from hawkvision.core.errors import BadField, BadImage, NotFound, TooLarge, UnsupportedMedia
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Answer
-from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.servers.bodies import Body
 from hawkvision.tasks.kind import TaskKind
 
@@ -38,6 +36,8 @@ _NOTHING: Final = {"count": 0, "ns": 0}
 _LOADED_AT_START: Final = (
     "this node loads its models when it starts; set edge.tasks and edge.task_settings, and start it again"
 )
+IMAGES_AT_ONCE: Final = 2
+"""Images of one request in the queue at once, for each worker: one runs, and one is ready."""
 JSON_ON_LOOP_BYTES: Final = 64 * 1024
 """JSON of a request that is parsed on the event loop; more is parsed in a thread."""
 
@@ -134,36 +134,29 @@ async def classify_all(
     Raises:
         HawkVisionError, CallerGone: as `EdgeNode.infer`.
     """
-    fields, admission = asked.request, node.admission
+    fields = asked.request
     if len(asked.images) == 1:
         return [await node.infer(ImageRequest(asked.images[0], fields, started, trace, caller, hang_up=hang_up))]
 
     requests = [ImageRequest(image, fields, started, trace.child(), caller, hang_up=hang_up) for image in asked.images]
-    costs = [_cost(node, number, request) for number, request in enumerate(requests)]
+    for number, request in enumerate(requests):  # an image that is too large ends the request before any is decoded
+        with _numbered(number):
+            node.limits.cost(request.body, request.header)
+    turns = asyncio.Semaphore(IMAGES_AT_ONCE * node.pool.threads)
 
     async def one(number: int, request: ImageRequest) -> Answer:
-        with _numbered(number):
-            return await node.infer(request, turns)
+        async with turns:
+            with _numbered(number):
+                return await node.infer(request)
 
-    with admission.admit(costs) as admitted:
-        turns = Turns(node.pool.threads, admitted)
-        if fields.deadline_ms is not None and not node.policy.route(fields.target).direct:
-            # Heavy images of one request are decoded one after the other.
-            left_ms = fields.deadline_ms - (node.clock.now() - started) * 1e3
-            admission.check_time(sum(cost.heavy_s for cost in costs), left_ms, fields.on_miss)
-        waiting = [asyncio.ensure_future(one(number, request)) for number, request in enumerate(requests)]
-        try:
-            return list(await asyncio.gather(*waiting))
-        finally:
-            for task in waiting:
-                task.cancel()
-            # Retrieve what the others raised, so that nothing is logged as never retrieved.
-            await asyncio.gather(*waiting, return_exceptions=True)
-
-
-def _cost(node: EdgeNode, number: int, request: ImageRequest) -> DecodingCost:
-    with _numbered(number):
-        return node.admission.cost(request.body, request.header)
+    waiting = [asyncio.ensure_future(one(number, request)) for number, request in enumerate(requests)]
+    try:
+        return list(await asyncio.gather(*waiting))
+    finally:
+        for task in waiting:
+            task.cancel()
+        # Retrieve what the others raised, so that nothing is logged as never retrieved.
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 @contextmanager

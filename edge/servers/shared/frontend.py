@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from prometheus_client import Counter, Histogram
 
-from edge.inference.admission import WorkFull
 from edge.monitoring.stream_keys import caller_of
 from edge.serving.tasks import ServedTasks
 from hawkvision.core.clock import Clock
@@ -27,6 +26,7 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, Tier
 from hawkvision.servers.bodies import Bodies, MemoryFull, bodies_limit
 from hawkvision.servers.keys import INFER, Caller, Keys, RateExceeded, Scopes
+from hawkvision.system.admission import TooLateToBegin
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -65,8 +65,8 @@ class Frontend:
         """Give each task its own limit of bodies, out of its memory."""
         for node in tasks.nodes:
             bodies = Bodies(self.bodies.max_body_bytes) if self._bodies_of else self.bodies
-            if node.admission.parts is not None:
-                bodies.limit_bytes = bodies_limit(node.admission.parts)
+            if node.limits.parts is not None:
+                bodies.limit_bytes = bodies_limit(node.limits.parts)
             self._bodies_of[node.task] = bodies
             self.metrics.bodies_bytes.labels(node.task).set_function(functools.partial(_held, bodies))
 
@@ -163,4 +163,4 @@ def _shed_by(error: Overloaded) -> str:
         return "memory"
     if isinstance(error, RateExceeded):
         return "rate"
-    return "work" if isinstance(error, WorkFull) else "queue_full"
+    return "deadline" if isinstance(error, TooLateToBegin) else "queue_full"

@@ -151,9 +151,6 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
     max_queue: Annotated[Count, QUEUES(
         "Requests that may wait for a worker; further ones are refused with 429. Several tasks have an equal part "
         "each.")] = 256
-    decode_limit_s: Annotated[Seconds, IMAGES(
-        "Most expected seconds of decoding: of one request (else 413), and of all that wait, per worker (else 429). "
-        "Images that take less than 30 ms are not counted.")] = 10.0
     datacenter_url: Annotated[str | None, TIER(
         "Address of the datacenter tier, `http://HOST[:PORT][/PATH]` or https; the path is `dc.route_prefix`. Without "
         "it the node answers alone.")] = None

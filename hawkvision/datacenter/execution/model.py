@@ -20,7 +20,7 @@ from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult, Batcher
 from hawkvision.datacenter.execution.group_settings import WIDE, GroupSettings
 from hawkvision.datacenter.stages.ensemble import Augmentation
-from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates, DecodingScales
+from hawkvision.imaging.decoding_cost import DecodingCost, DecodingScales
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_inputs
@@ -188,7 +188,7 @@ BATCH_ON_CPU: Final = 8
 class ModelSet:
     """Loaded, verified and warmed-up variants. Closes them after `retire`, once the last image has left."""
 
-    def __init__(self, settings: GroupSettings, threads: int, inferring: Executor, rates: DecodingRates) -> None:
+    def __init__(self, settings: GroupSettings, threads: int, inferring: Executor) -> None:
         """Load the variants and run each once; they infer on `inferring`, which has so many threads.
 
         Raises:
@@ -214,7 +214,7 @@ class ModelSet:
         """What this process runs; each answer carries it."""
         self.backends = tuple(dict.fromkeys(model.backend for model in self.models.values()))
         self.specs = {variant.name: variant.input for variant in settings.variants}
-        self._scales = DecodingScales(self.specs.values(), rates, settings.max_pixels, settings.max_pixels_whole)
+        self._scales = DecodingScales(self.specs.values(), settings.max_pixels, settings.max_pixels_whole)
 
     def __str__(self) -> str:
         return ", ".join(f"{name} ({model.backend})" for name, model in self.models.items())

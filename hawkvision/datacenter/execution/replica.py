@@ -7,8 +7,7 @@ Images arrive encoded and are decoded here: a JPEG is smaller to send than a ten
 and decoding scales with the replicas. Decoding precedes batching, so a bad image fails alone.
 
 The header tells what decoding costs (`imaging.decoding_cost`). Images wait for memory and for a decoding thread in the
-order of their deadlines. Large images decode one at a time, which leaves a thread to the others. No decoding begins
-that would end too late.
+order of their deadlines. Large images leave a thread to the others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +26,7 @@ import cv2
 import numpy as np
 
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, NotReady, TooLarge
+from hawkvision.core.errors import DeadlineMissed, NotReady
 from hawkvision.core.types import Pixels
 from hawkvision.datacenter.execution.batching import BatchedResult
 from hawkvision.datacenter.execution.group_settings import GroupSettings, ProcessSettings
@@ -40,7 +39,7 @@ from hawkvision.datacenter.stages.ensemble import (
     enough,
     likely_enough,
 )
-from hawkvision.imaging.decoding_cost import DecodingCost, DecodingRates
+from hawkvision.imaging.decoding_cost import DecodingCost, check_memory
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import load_inputs, probe
 from hawkvision.inference.adaptive_parallelism import usable_cores
@@ -67,7 +66,6 @@ class Replica:
         apart = CorePlacement()
         self.inferring = PlaceableThreads(min(self._threads, usable_cores()), "infer", apart)
         self.decoding = PlaceableThreads(decoding, "decode", apart) if decoding else self.inferring
-        self._rates = DecodingRates()
         self.models = self._loaded(settings)
         log.info("replica ready: %s", self.models)
         give_back_at_once()
@@ -114,7 +112,7 @@ class Replica:
         await asyncio.gather(*(model.check_health(limit_s) for model in self.models.models.values()))
 
     def _loaded(self, settings: GroupSettings) -> ModelSet:
-        models = ModelSet(settings, self._threads, self.inferring, self._rates)
+        models = ModelSet(settings, self._threads, self.inferring)
         _warm_decoders(tuple(models.specs.values()), settings.max_pixels)
         return models
 
@@ -193,11 +191,7 @@ class Replica:
             TooLarge: if it has too many pixels, or needs more memory than one image may take.
         """
         cost = models.cost(image, header)
-        if cost.bytes > self.parts.request:
-            raise TooLarge(
-                f"to decode the image of {header.width}x{header.height} pixels takes up to {cost.bytes} bytes of "
-                f"memory; one image may have {self.parts.request}"
-            )
+        check_memory(cost, header, self.parts.request)
         return cost
 
     async def prepare(
@@ -206,30 +200,15 @@ class Replica:
         """The next inputs, one per name, computed on a decoding thread; `until` is on the loop's clock.
 
         Raises:
-            DeadlineMissed: if they cannot be ready by then.
+            DeadlineMissed: if a heavy image has no thread by then.
         """
-        async with self._decoding_turn(cost, until):
-            loop = asyncio.get_running_loop()
-            return await to_the_end(loop.run_in_executor(self.decoding, self._prepare, inputs, names, cost))
 
-    def _prepare(self, inputs: Iterator[Pixels], names: Sequence[str], cost: DecodingCost) -> dict[str, Pixels]:
-        """Blocks. All names in one call: to wake the thread again costs more than a small image's second input."""
-        begun = time.perf_counter()
-        prepared = {name: next(inputs) for name in names}
-        self._rates.learn(cost, time.perf_counter() - begun)
-        return prepared
+        def prepare() -> dict[str, Pixels]:
+            # All names in one call: to wake the thread again costs more than a small image's second input.
+            return {name: next(inputs) for name in names}
 
-    @asynccontextmanager
-    async def _decoding_turn(self, cost: DecodingCost, until: float) -> AsyncGenerator[None]:
-        if not cost.heavy:
-            yield
-            return
-        async with self._heavy.held(1, until):
-            if asyncio.get_running_loop().time() + cost.heavy_s > until:
-                raise DeadlineMissed(
-                    f"not begun: decoding takes about {cost.heavy_s * 1e3:.0f} ms, which the deadline does not leave"
-                )
-            yield
+        async with self._heavy.held(1, until) if cost.heavy else nullcontext():
+            return await to_the_end(asyncio.get_running_loop().run_in_executor(self.decoding, prepare))
 
 
 class _Inputs:

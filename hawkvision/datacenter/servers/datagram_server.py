@@ -117,7 +117,7 @@ class TierDatagramServer:
         if incoming.deadline is not None:
             left_ms = incoming.deadline.remaining_ms(asyncio.get_running_loop().time())
             request = msgspec.structs.replace(request, deadline_ms=left_ms)
-        admitted = self._tier.admit(request)
+        admitted = self._tier.admit(request, incoming.caller.name)
         with admitted.in_flight():
             if (size := len(image.body)) > self._max_body_bytes:
                 raise TooLarge(f"the image has {size} bytes; at most {self._max_body_bytes} are read")

@@ -47,6 +47,7 @@ from hawkvision.core.trace_context import parse_traceparent
 from hawkvision.datacenter.servers.service import CALLER_GONE, AdmittedRequest, ObservedRequest, TierService
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, loaded
 from hawkvision.servers.bodies import Bodies, Body, CallerGone
+from hawkvision.servers.connections import waited_s
 from hawkvision.servers.keys import Keys, needed_scopes
 from hawkvision.tasks.serving import encode_reply
 
@@ -122,18 +123,18 @@ class HttpServer:
             return _json({"status": "ready", "tasks": self.tier.readiness(_task_of(request), with_reason=known)})
         if path == TRANSPORT_PATH:
             return _json(self.transports())
-        self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
+        caller = self.keys.authorize(request.headers.get("authorization"), needed_scopes(method, path))
         if path == METRICS_PATH:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
         if path == STAGES_PATH:
             return _json(self.tier.listing(_task_of(request)))
-        return await self._infer(request)
+        return await self._infer(request, caller.name)
 
-    async def _infer(self, request: Request) -> Response:
+    async def _infer(self, request: Request, caller: str) -> Response:
         asked = parse_escalation_headers(request.headers)
-        admitted = self.tier.admit(asked)
+        admitted = self.tier.admit(asked, caller, waited_s(request.scope))
         with ExitStack() as stack:
             body = stack.enter_context(self._body(request))
             image = await admitted.within_deadline(_read(body, request))

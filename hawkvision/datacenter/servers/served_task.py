@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from hawkvision.core.errors import BadField, NotFound, NotReady, Overloaded
+from hawkvision.core.clock import Deadline
+from hawkvision.core.errors import BadField, NotFound, NotReady
 from hawkvision.core.escalation_api import SCORE_HEADER, EscalationRequest, StageList
 from hawkvision.datacenter.stages.cascade_executor import SecondStage, Variants
 from hawkvision.datacenter.stages.catalog import Catalog, ServedStage, TaskFailure
 from hawkvision.datacenter.stages.ensemble import AcceptThreshold
+from hawkvision.system.admission import Admission
 
 TaskStatus: TypeAlias = Literal["ready", "starting", "failed"]
 
@@ -41,8 +44,10 @@ class ServedTask:
         self.variants: Variants | None = None
         self.absent: set[str] = set()
         """The groups of variants that should have a live replica and have none."""
-        self.max_in_flight = 0
-        self.in_flight = 0
+        self.admission = Admission(0, 1)
+        """Of the requests inside."""
+        self.live: dict[str, int] = {}
+        """Live replicas by group."""
         self.problems: dict[str, str] = {}
         """What is wrong with the replicas of groups, as the log says."""
         self.failed: set[str] = set()
@@ -148,30 +153,27 @@ class ServedTask:
             raise BadField(f"{SCORE_HEADER}: expected {' or '.join(scores)}, got {intermediate.score[:40]!r}")
         return first, (second, AcceptThreshold(intermediate.score, intermediate.accept_score))
 
-    def refuse_if_full(self) -> None:
-        """Check that one more request may enter.
-
-        Raises:
-            Overloaded: if the task's share of the admission limit is used up.
-        """
-        if self.in_flight >= self.max_in_flight:
-            raise Overloaded(
-                f"{self.in_flight} requests for task {self.name!r} are already inside the tier", retry_after_s=1.0
-            )
-
     @contextmanager
-    def hold_place(self) -> Iterator[None]:
-        """Count a request against `max_in_flight` while the block lasts.
+    def hold_place(self, caller: str, deadline: Deadline | None) -> Iterator[None]:
+        """Count a caller's request among those inside while the block lasts.
 
         Raises:
-            Overloaded: as `refuse_if_full`.
+            Overloaded: if the task's share of the limit is used up, or the request would be late.
         """
-        self.refuse_if_full()
-        self.in_flight += 1
+        self.check(caller, deadline)
+        self.admission.enter(caller, time.monotonic())
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.admission.leave([caller], time.monotonic())
+
+    def check(self, caller: str, deadline: Deadline | None) -> None:
+        """Check that one more request may enter.
+
+        Raises:
+            Overloaded: as `hold_place`.
+        """
+        self.admission.check(caller, None if deadline is None else deadline.remaining_s(time.monotonic()))
 
 
 def _stage(catalog: Catalog, name: str) -> ServedStage:

@@ -72,7 +72,7 @@ class TierService:
         }
         self.metrics = DatacenterMetrics()
         for task in self._tasks.values():
-            self.metrics.in_flight.labels(task.name).set_function(partial(getattr, task, "in_flight"))
+            self.metrics.in_flight.labels(task.name).set_function(partial(getattr, task.admission, "inside"))
             if task.failure is not None:
                 log.error("task %s cannot be served: %s", task.name, task.failure)
         self.has_head = True
@@ -99,7 +99,7 @@ class TierService:
         for task in self._tasks.values():
             groups = 0 if task.catalog is None else len(task.catalog.groups)
             share = max_in_flight * (before + groups) // max(total, 1) - max_in_flight * before // max(total, 1)
-            task.max_in_flight = max(share, 1) if groups else 0
+            task.admission.limit = max(share, 1) if groups else 0
             before += groups
 
     def set_variants(self, task: str, variants: Variants | None) -> None:
@@ -156,6 +156,8 @@ class TierService:
         """Note the number of live replicas of a group of variants."""
         self.metrics.replicas.labels(group).set(live)
         task = self._task_of_group[group]
+        task.live[group] = live
+        task.admission.parallel = max(1, min(task.live.values()))  # each request is evaluated by every group
         was_absent = group in task.absent
         if live == 0:
             task.absent.add(group)
@@ -168,8 +170,13 @@ class TierService:
         elif live > 0 and was_absent:
             log.info("%s has a live replica", group)
 
-    def admit(self, request: EscalationRequest) -> AdmittedRequest:
+    def admit(self, request: EscalationRequest, caller: str = "", waited_s: float = 0.0) -> AdmittedRequest:
         """Check a request whose image may not have arrived yet. `AdmittedRequest.in_flight` is the next step.
+
+        Args:
+            request: what is asked.
+            caller: the name of its key; callers take turns.
+            waited_s: seconds since it reached this machine.
 
         Raises:
             NotFound, BadField: for a task, stage or score that is not served.
@@ -178,11 +185,15 @@ class TierService:
         task = self._task(request.task)
         stages = task.stages(request)
         variants = task.ready_variants()
-        if request.deadline_ms is not None and request.deadline_ms <= 0.0:
-            raise DeadlineMissed(f"the deadline had passed by {-request.deadline_ms:g} ms when the request came")
-        task.refuse_if_full()
-        kind = task.ready_catalog().kind
-        return AdmittedRequest(task.name, kind, variants, stages, request, self.metrics, task.hold_place)
+        deadline, left_ms = None, request.deadline_ms
+        if left_ms is not None:
+            left_ms -= waited_s * 1e3
+            if left_ms <= 0.0:
+                raise DeadlineMissed(f"the deadline had passed by {-left_ms:g} ms when the request came")
+            deadline = Deadline.after_ms(left_ms, time.monotonic())
+        task.check(caller, deadline)
+        kind, hold_place = task.ready_catalog().kind, partial(task.hold_place, caller, deadline)
+        return AdmittedRequest(task.name, kind, variants, stages, request, deadline, self.metrics, hold_place)
 
     def count(self, path: str, task: str | None, stage: str | None, status: int, seconds: float) -> None:
         """Count a request by path and status.
@@ -225,6 +236,7 @@ class AdmittedRequest:
         variants: Variants,
         stages: tuple[ServedStage, SecondStage | None],
         request: EscalationRequest,
+        deadline: Deadline | None,
         metrics: DatacenterMetrics,
         hold_place: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -239,8 +251,7 @@ class AdmittedRequest:
         self._metrics = metrics
         self._started = time.perf_counter()
         self._first_ms: float | None = None
-        left_ms = request.deadline_ms
-        self._deadline = None if left_ms is None else Deadline.after_ms(left_ms, time.monotonic())
+        self._deadline = deadline
 
     async def within_deadline(self, work: Awaitable[ResultT]) -> ResultT:
         """The work's result.

@@ -353,16 +353,11 @@ def test_on_miss_wait_sends_no_deadline_over_the_link(large: Peer) -> None:
     assert (answer["tier"], answer["deadline_met"]) == ("datacenter", False)
 
 
-def test_an_image_with_too_little_time_or_too_many_pixels_is_not_decoded() -> None:
-    heavy, larger = flat_png(2000, 2000, 6, 16), flat_png(3200, 3200, 6, 16)
-
-    async def play() -> tuple[list[tuple[Status, dict[str, Any]]], int]:
+def test_an_image_with_too_many_pixels_is_not_decoded() -> None:
+    async def play() -> tuple[tuple[Status, dict[str, Any]], int]:
         async with server(None, SURE, 1_000_000, max_pixels=20_000_000) as it:
-            said = [await it.ask(incoming(Complete(body, None), deadline_s=0.015)) for body in (heavy, larger)]
-            return said, it.bench.backend.begun
+            body = flat_png(3200, 3200, 6, 16)
+            return await it.ask(incoming(Complete(body, None), deadline_s=0.015)), it.bench.backend.begun
 
-    ((first, late), (second, large)), begun = run(play)
-    assert (first, late["status"], late["code"]) == (Status.REFUSED, 504, "deadline_missed")
-    assert "not started" in late["error"]
-    assert (second, large["status"]) == (Status.REFUSED, 413)
-    assert begun == 0
+    (status, answer), begun = run(play)
+    assert (status, answer["status"], begun) == (Status.REFUSED, 413, 0)

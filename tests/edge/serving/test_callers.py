@@ -13,7 +13,6 @@ import pytest
 
 from edge.monitoring.stream_keys import caller_of
 from edge.run import _listen, _uvicorn_server
-from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks
 from hawkvision.core.settings.config import EdgeConfig
@@ -51,7 +50,7 @@ async def served(it: Bench) -> AsyncIterator[int]:
     frontend = Frontend(it.node.metrics, it.clock, Keys(), 1_000_000)
     frontend.mark_ready(ServedTasks([it.node]))
     listener = _listen("127.0.0.1", 0)
-    server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+    server = _uvicorn_server(frontend, Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:

@@ -20,7 +20,6 @@ from edge.run import _listen, _uvicorn_server
 from edge.servers import openapi
 from edge.servers.datagram import DatagramServer
 from edge.servers.deepstack import MOST, UNKEYED_BYTES
-from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
 from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, asynchronous
@@ -108,7 +107,7 @@ async def served(boxes: dict[str, Any], key: str | None = None) -> AsyncIterator
 async def listening(frontend: Frontend) -> AsyncIterator[int]:
     """The port at which a front end is served, as `hawkvision edge up` does."""
     listener = _listen("127.0.0.1", 0)
-    server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+    server = _uvicorn_server(frontend, Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
@@ -170,7 +169,7 @@ def test_without_a_task_of_its_kind_a_typed_form_is_not_found() -> None:
             frontend = Frontend(EdgeMetrics(), digits.clock, Keys(), 100_000)
             frontend.mark_ready(ServedTasks([digits.node]))
             listener = _listen("127.0.0.1", 0)
-            server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+            server = _uvicorn_server(frontend, Limits(100, 100), EdgeConfig(), None)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 return await asyncio.to_thread(post, listener.getsockname()[1], "/v1/detect")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from edge.run import _listen, _uvicorn_server
-from edge.servers.http import HttpApp
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
 from hawkvision.core.metrics import EdgeMetrics
@@ -41,7 +40,7 @@ async def served(*nodes: Bench) -> AsyncIterator[tuple[Frontend, int]]:
     tasks = ServedTasks([*(each.node for each in nodes), TaskFailure("pets", "no manifest")])
     frontend.mark_ready(tasks)
     listener = _listen("127.0.0.1", 0)
-    server = _uvicorn_server(HttpApp(frontend), Limits(100, 100), EdgeConfig(), None)
+    server = _uvicorn_server(frontend, Limits(100, 100), EdgeConfig(), None)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:

@@ -22,10 +22,7 @@ from PIL import Image
 from hawkvision.core.errors import TooLarge
 from hawkvision.imaging import decoding_cost
 from hawkvision.imaging.decoding_cost import (
-    HEAVY_S,
     SMALL,
-    DecoderKind,
-    DecodingRates,
     DecodingScales,
     check_pixels,
     cost_of,
@@ -143,13 +140,8 @@ MENDED: dict[str, Callable[[], bytes]] = {
 SMALLER = ("jpeg", "jpeg-turned", "jpeg-progressive", "jpeg-progressive-444", "jpeg-restarts-padded")
 
 
-@pytest.fixture(scope="module")
-def rates() -> DecodingRates:
-    return DecodingRates()
-
-
 @pytest.mark.slow
-def test_no_image_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: Path, rates: DecodingRates) -> None:
+def test_no_image_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: Path) -> None:
     """In processes of their own: what decoding adds to the peak is at most the charge, and a quarter of it at least.
 
     A quarter, because a JPEG's sampling is not looked at (of 4:2:0 there are half of the coefficients), and most need
@@ -169,7 +161,7 @@ def test_no_image_takes_more_memory_than_was_said_nor_very_much_less(tmp_path: P
     problems = []
     for (side, name), took in zip(asked, map(int, ran.stdout.split()), strict=True):
         body = (tmp_path / name).read_bytes()
-        said = cost_of(body, probe(body), [side], rates).bytes
+        said = cost_of(body, probe(body), [side]).bytes
         loosely = name.startswith(("jpeg", "gif", "bmp", "tiff"))
         least = (said - decoding_cost.BODIES * len(body)) / (4 if loosely else 2)
         if not least - NOISE <= took <= said + NOISE:
@@ -195,30 +187,21 @@ headers = st.builds(
 def test_a_raster_and_its_turned_copy_are_always_in_it_and_a_smaller_scale_never_costs_more(
     header: ImageHeader,
 ) -> None:
-    rates = Fixed()
-    full, small = (cost_of(b"", header, [side], rates).bytes for side in (10**9, 1))
+    full, small = (cost_of(b"", header, [side]).bytes for side in (10**9, 1))
     assert small <= full
     assert full >= 3 * header.pixels * (2 if header.orientation > 1 else 1)
 
 
 @given(headers.filter(lambda header: header.pixels <= 50_000_000))
 def test_what_is_called_small_is(header: ImageHeader) -> None:
-    scales = DecodingScales([SPEC], Fixed(), 50_000_000, 50_000_000)
+    scales = DecodingScales([SPEC], 50_000_000, 50_000_000)
     try:
         said = scales.cost(b"", header)
     except TooLarge:
         return
-    exact = cost_of(b"", header, [least_side(SPEC)], Fixed())
+    exact = cost_of(b"", header, [least_side(SPEC)])
     assert said.bytes >= exact.bytes if said is SMALL else said == exact
     assert scales.cost(bytes(decoding_cost.SMALL_BODY + 1), header) is not SMALL
-
-
-class Fixed(DecodingRates):
-    """A nanosecond a pixel."""
-
-    def __init__(self) -> None:
-        self._start = dict.fromkeys(DecoderKind, 1e-9)
-        self._seconds = dict(self._start)
 
 
 def test_formats_that_cannot_be_decoded_small_have_a_bound_of_their_own() -> None:
@@ -237,29 +220,13 @@ def test_formats_that_cannot_be_decoded_small_have_a_bound_of_their_own() -> Non
         check_pixels(ImageHeader(ImageFormat.PNG, 100, 11, 1, 3), 1000, 16_777_216)
 
 
-def test_scans_of_a_jpeg_are_each_reckoned_with() -> None:
-    body = by_opencv(".jpg", *PROGRESSIVE)
-    header = probe(body)
-    assert header.multiscan
-    said = cost_of(body, header, [10**9], Fixed())
-    assert (said.kind, said.work) == (DecoderKind.JPEG_SCANS, header.pixels * body.count(b"\xff\xda"))
+def test_what_is_heavy_follows_from_pixels_format_and_scans() -> None:
+    def heavy(kind: ImageFormat, side: int, body: bytes = b"", **more: bool) -> bool:
+        return cost_of(body, ImageHeader(kind, side, side, 1, 3, **more), [1]).heavy
 
-
-def test_rates_follow_what_images_take_and_small_ones_say_nothing() -> None:
-    rates = Fixed()
-    header = ImageHeader(ImageFormat.PNG, 4000, 4000, 1, 3)
-    before = cost_of(b"", header, [1], rates)
-    assert before.heavy_s == 0.0 < HEAVY_S
-    tiny = cost_of(b"", ImageHeader(ImageFormat.PNG, 100, 100, 1, 3), [1], rates)
-    for _ in range(100):
-        rates.learn(before, 0.5)
-        rates.learn(tiny, 5.0)
-    after = cost_of(b"", header, [1], rates)
-    assert after.heavy_s == pytest.approx(0.5, rel=0.01)
-    assert rates.alone(after) == pytest.approx(0.016)  # what it takes by itself is not learned
-
-
-def test_the_start_is_measured_for_every_kind(rates: DecodingRates) -> None:
-    for kind in DecoderKind:
-        assert 1e-11 < rates.seconds(kind, 1) < 1e-6, kind
-    assert decoding_cost.SAMPLE_SIDE**2 >= 1 << 16
+    scan = b"\xff\xda"
+    assert [heavy(ImageFormat.JPEG, side) for side in (4096, 4097)] == [False, True]
+    assert [heavy(ImageFormat.PNG, side) for side in (2048, 2049)] == [False, True]
+    assert [heavy(ImageFormat.JPEG, 2048, scan * scans, multiscan=True) for scans in (4, 5)] == [False, True]
+    with pytest.raises(TooLarge, match="has 257 scans of 4194304 pixels; at most 256 are decoded"):
+        heavy(ImageFormat.JPEG, 2048, scan * 257, multiscan=True)

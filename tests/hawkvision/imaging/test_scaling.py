@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from hawkvision.core.types import Pixels
-from hawkvision.imaging.decoding_cost import DecodingRates, DecodingScales
+from hawkvision.imaging.decoding_cost import DecodingScales
 from hawkvision.imaging.image_header import ImageFormat, ImageHeader
 from hawkvision.imaging.placement import MOST_SCALED, placement, whole_scaled
 from hawkvision.imaging.preprocessing import load_input, preprocess
@@ -99,10 +99,9 @@ def test_a_very_long_image_is_cropped_before_it_is_scaled() -> None:
 
 def test_the_copies_of_pillow_are_part_of_an_images_cost() -> None:
     header = ImageHeader(ImageFormat.JPEG, 4000, 3000, 1, 3)
-    rates = DecodingRates()
 
     def bytes_of(interpolation: str) -> int:
-        return DecodingScales([spec(interpolation)], rates, 50_000_000, 50_000_000).cost(b"", header).bytes
+        return DecodingScales([spec(interpolation)], 50_000_000, 50_000_000).cost(b"", header).bytes
 
     assert bytes_of("pillow_bilinear") - bytes_of("opencv_bilinear") >= 4 * header.pixels
     assert bytes_of("opencv_bilinear") > bytes_of("bilinear"), "decoded whole"

@@ -224,9 +224,9 @@ class InfaasHandler(DeadlineFallbackHandler):
         return edge_answer(self.context, self.image, edge, reason, below=below)
 
     def _choose(self, remote: list[Option]) -> Option:
-        cutoff, context = self.cutoff, self.context
+        cutoff, context, pool = self.cutoff, self.context, self.context.executor.pool
         return choose(
-            self._worker.options(context.executor.pool.predicted_wait_ms()) + remote,
+            self._worker.options(pool.waiting * pool.service_ms / pool.threads) + remote,
             self._worker.accuracies.required(self.image.request.asked.target),
             None if cutoff is None else cutoff.remaining_ms(context.clock.now()),
         )

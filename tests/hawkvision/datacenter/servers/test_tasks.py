@@ -231,7 +231,7 @@ def test_an_overloaded_task_keeps_no_other_task_out() -> None:
         others = [asyncio.create_task(call(to, "/v1/infer", b"image", task="digits")) for _ in range(2)]
         await until(lambda: variants["digits"].asked == 2)
         status, error = await call(to, "/v1/infer", b"image", task="digits")
-        assert (status, error["error"]) == (429, "2 requests for task 'digits' are already inside the tier")
+        assert (status, error["error"]) == (429, "2 requests are already waiting or under way")
         for each in variants.values():
             each.gate.set()
         assert {status for status, _ in await asyncio.gather(*others, *waiting)} == {200, 429}
