@@ -31,7 +31,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
 
 def exchange(port: int, *sent: bytes) -> list[tuple[int, dict[str, str], bytes]]:
     """The replies to what is sent over one connection, in pieces, until as many have come or it ends."""
-    found = []
+    found: list[tuple[int, dict[str, str], bytes]] = []
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection, connection.makefile("rb") as replies:
         for piece in sent:
             connection.sendall(piece)
