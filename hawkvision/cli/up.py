@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,6 +87,7 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
     edge_config = load_config(EdgeConfig, options.config, options.edge())
     dc_config = load_config(DatacenterConfig, options.config, options.datacenter())
     key = _key(edge_config, environ)
+    check_ports(edge_config, dc_config)
     prepare_models(edge_config, dc_config, say)
     try:
         with both_tiers(options, environ, say) as (datacenter, edge):
@@ -108,6 +110,24 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
     except KeyboardInterrupt:
         say("stopped")
     return 0
+
+
+def check_ports(edge: EdgeConfig, datacenter: DatacenterConfig) -> None:
+    """Refuse an address that one of the tiers could not listen on, before anything is built or started.
+
+    Raises:
+        ConfigError: naming the option, the address and the reason.
+    """
+    with ExitStack() as held:
+        for option, config in (("--dc-port", datacenter), ("--port", edge)):
+            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+            try:
+                held.enter_context(socket.create_server((config.host, config.port), family=family))
+            except OSError as error:
+                raise ConfigError(
+                    f"{option}: cannot listen on {config.host}:{config.port}: {error.strerror}; stop what listens "
+                    "there (`ss -ltnp` shows it), or choose another port"
+                ) from None
 
 
 def prepare_models(edge: EdgeConfig, datacenter: DatacenterConfig, say: Callable[[str], None]) -> None:
@@ -165,8 +185,10 @@ def both_tiers(
 ) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """Run the datacenter tier and an edge node until the block ends, and show their output.
 
+    A slow machine has the time that it takes: the tier reports a start that is not over.
+
     Raises:
-        NotReady: if one does not become ready.
+        NotReady: if one ends before it is ready.
     """
     # `auto` also works in containers without namespaces.
     network = {"HAWKVISION_DC_RAY_NETWORK": environ.get("HAWKVISION_DC_RAY_NETWORK", "auto")}
@@ -178,6 +200,7 @@ def both_tiers(
         env=network,
         on_line=prefixed("datacenter"),
         own_group=True,
+        within_s=None,
     ) as datacenter:
         say("starting the edge node …")
         with running(
@@ -186,6 +209,7 @@ def both_tiers(
             title="the edge node",
             on_line=prefixed("edge"),
             own_group=True,
+            within_s=None,
         ) as edge:
             yield datacenter, edge
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import aiohttp
 
 from hawkvision.client.request import TimeLimit
-from hawkvision.client.response import BadReply, Reply, Unreachable, broken
+from hawkvision.client.response import BadReply, Reply, Unreachable, broken, why_unreachable
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 
@@ -77,7 +77,7 @@ class HttpConnections:
                 if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.InvalidURL)
                 else broken
             )
-            raise failed(f"{self.url} cannot be reached: {str(error) or type(error).__name__}") from None
+            raise failed(why_unreachable(self.url, error)) from None
 
     async def _send(
         self,

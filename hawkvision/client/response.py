@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import UNSET
@@ -12,6 +14,7 @@ from hawkvision.client.request import TARGETS, TimeLimit
 from hawkvision.core import errors
 from hawkvision.core.answer_json import AnswerFields, TargetFields
 from hawkvision.core.errors import BY_CODE, MALFORMED, HawkVisionError, Overloaded, ServiceError, TargetUnreachable
+from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.types import (
     AccuracyGuarantee,
     Answer,
@@ -35,6 +38,15 @@ class Unreachable(ServiceError):
     code = "unreachable"
     broken = False
     """Whether the connection was refused or broke, as while the node restarts."""
+
+
+def why_unreachable(url: str, error: Exception) -> str:
+    """What a failed connection means, with advice where nothing listens on this machine."""
+    cause = getattr(error, "os_error", error)
+    if getattr(cause, "errno", None) != errno.ECONNREFUSED:
+        return f"{url} cannot be reached: {str(error) or type(error).__name__}"
+    here = is_loopback(urlsplit(url).hostname or "")
+    return f"{url} cannot be reached: nothing listens there" + ("; `hawkvision up` starts a node" if here else "")
 
 
 def broken(message: str) -> Unreachable:

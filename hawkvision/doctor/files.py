@@ -16,21 +16,29 @@ from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.doctor.findings import Finding, ok, problem, warning
-from hawkvision.models.artifacts import load_variant
-from hawkvision.models.manifest import Manifest, Variant
+from hawkvision.models.artifacts import default_cache, load_variant
+from hawkvision.models.manifest import Manifest, Variant, artifact_path
 from hawkvision.system.files import check_writable
 
 
 def models(task: str, variants: Iterable[Variant], cache: Path) -> Iterator[Finding]:
     """Whether each model exists and is the one in the manifest."""
+    where = None if cache == default_cache() else cache
+    missing: list[str] = []
     for variant in variants:
+        if not artifact_path(cache, task, variant.name).exists():
+            missing.append(variant.name)
+            continue
         try:
             data = load_variant(cache, task, variant)
         except ArtifactError as error:
-            advice = advise("models build", "--task", task, variant.name, cache_dir=cache)
+            advice = advise("models build", "--task", task, variant.name, cache_dir=where)
             yield problem(f"model {variant.name}", error.message, advice)
         else:
             yield ok(f"model {variant.name}", f"{len(data) / 1e6:.1f} MB, as the manifest says")
+    if missing:
+        advice = advise("models build", "--task", task, *missing, cache_dir=where)
+        yield problem(f"models of {task}", f"not built yet: {', '.join(missing)}", advice)
 
 
 def profile(config: EdgeConfig, manifest: Manifest, stage: str, folder: Path) -> Finding:

@@ -66,6 +66,7 @@ def running(
     prefix: Sequence[str] = (),
     on_line: Callable[[str], None] | None = None,
     own_group: bool = False,
+    within_s: float | None = READY_TIMEOUT_S,
 ) -> Iterator[ServerProcess]:
     """Run `python -m command…` as a server until the block ends. It is ready when the block begins.
 
@@ -79,9 +80,10 @@ def running(
         prefix: a command that runs the rest, such as `ip netns exec NAME`.
         on_line: called with each line of output, by one thread at a time.
         own_group: give the server its own process group, so that Ctrl-C reaches only this process, which stops it.
+        within_s: time to become ready; None: as long as it runs.
 
     Raises:
-        NotReady: if it ends, or says nothing of the kind within `READY_TIMEOUT_S`; carries what it said.
+        NotReady: if it ends, or says nothing of the kind within `within_s`; carries what it said.
     """
     said: deque[str] = deque(maxlen=KEPT_LINES)
     reader: threading.Thread | None = None
@@ -97,7 +99,7 @@ def running(
     try:  # at once, so that an interrupt leaves no child behind
         server = ServerProcess(title or command[0], process, said)
         assert process.stdout is not None
-        server.url = _wait_ready(server, process.stdout, said, on_line)
+        server.url = _wait_ready(server, process.stdout, said, on_line, within_s)
         reader = threading.Thread(target=_drain, args=(process.stdout, said, on_line), daemon=True)
         reader.start()
         yield server
@@ -110,13 +112,17 @@ def running(
 
 
 def _wait_ready(
-    server: ServerProcess, output: IO[bytes], said: deque[str], on_line: Callable[[str], None] | None
+    server: ServerProcess,
+    output: IO[bytes],
+    said: deque[str],
+    on_line: Callable[[str], None] | None,
+    within_s: float | None,
 ) -> str:
-    until = time.monotonic() + READY_TIMEOUT_S
+    until = None if within_s is None else time.monotonic() + within_s
     pending = b""
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
-        while selector.select(max(0.0, until - time.monotonic())):
+        while selector.select(None if until is None else max(0.0, until - time.monotonic())):
             chunk = os.read(output.fileno(), 65536)
             if not chunk:
                 break

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult
 
 import httptools
 
-from hawkvision.client.response import Unreachable
+from hawkvision.client.response import Unreachable, why_unreachable
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.server_access import check_server_url
 from loadgen.clients.base import RequestTimes
@@ -100,8 +100,9 @@ class ConnectionPool:
             else:
                 raise made
         if not self._idle:
-            why = str(failed) or f"no answer to connecting within {self.timeout_s:g} s"  # a TimeoutError says nothing
-            raise Unreachable(f"{self.url} cannot be reached: {why}")
+            if not str(failed):  # a TimeoutError says nothing
+                failed = TimeoutError(f"no answer to connecting within {self.timeout_s:g} s")
+            raise Unreachable(why_unreachable(self.url, failed))
 
     async def exchange(self, head: bytes, body: bytes = b"", times: RequestTimes | None = None) -> HttpReply:
         """Send a request, not before it is due, and wait for its reply.

@@ -78,13 +78,21 @@ def test_when_a_tier_dies_the_other_is_stopped_and_the_error_names_it(tmp_path: 
     assert re.search(r"error: the datacenter tier ended by itself with status -9", (tmp_path / "log").read_text())
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so(tmp_path: Path) -> None:
-    settings = tmp_path / "hawkvision.toml"
-    settings.write_text('[edge]\nbackend = "noop"\n[dc]\nbackend = "noop"\n')
+@pytest.mark.parametrize("option", ["--port", "--dc-port"])
+def test_a_port_that_is_taken_is_an_error_before_anything_is_built_or_started(option: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [*COMMAND[:-1], port, "--config", str(settings)]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        words = ["--cache-dir", str(tmp_path), option, port]
+        ran = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 1
-    assert "cannot listen on 127.0.0.1" in ran.stderr
-    assert "the datacenter tier did not become ready" in ran.stderr
+    assert f"error: {option}: cannot listen on 127.0.0.1:{port}: Address already in use" in ran.stderr
+    assert (ran.stdout, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_both_tiers_on_one_port_are_an_error_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    words = ["--cache-dir", str(tmp_path), "--port", port, "--dc-port", port]
+    ran = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert f"error: --port: cannot listen on 127.0.0.1:{port}" in ran.stderr

@@ -270,7 +270,7 @@ class _Launcher:
                 kind = "in the tier's own network"
             else:
                 kind = "reachable from outside" if each in beyond else "on loopback"
-            log.info("listens: %s: %s", each, kind)
+            log.debug("listens: %s: %s", each, kind)
         if not beyond:
             return
         words = ", ".join(map(str, beyond))

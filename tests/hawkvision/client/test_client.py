@@ -126,7 +126,8 @@ def test_waiting_for_a_node_ends_within_its_bound_and_says_why(start: Start) -> 
         client.wait_ready(0.2)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(Unreachable, match=r"waited 0\.2 s"):
+    says = rf":{port} cannot be reached: nothing listens there; `hawkvision up` starts a node \(waited 0\.2 s\)"
+    with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(Unreachable, match=says):
         client.wait_ready(0.2)
 
 

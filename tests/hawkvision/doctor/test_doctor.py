@@ -113,9 +113,13 @@ def test_models_that_are_as_the_manifest_says(built: Path) -> None:
         reported(finding, Level.OK)
 
 
-def test_a_missing_model(tmp_path: Path) -> None:
+def test_models_before_the_first_build_are_one_finding(tmp_path: Path) -> None:
     reported(
-        only(files.models("imagenet", [SMALL], tmp_path)), Level.PROBLEM, "is missing", "models build", str(tmp_path)
+        only(files.models("imagenet", MANIFEST.members(EDGE), tmp_path)),
+        Level.PROBLEM,
+        "not built yet: " + ", ".join(each.name for each in MANIFEST.members(EDGE)),
+        "models build",
+        str(tmp_path),
     )
 
 
@@ -320,7 +324,7 @@ def test_a_tier_is_examined_with_its_own_settings(tmp_path: Path) -> None:
     (tmp_path / "dc.toml").write_text(f'[dc]\nport = 0\ncache_dir = "{tmp_path}"\nray_network = "shared"\n')
     found = levels(examine_datacenter(tmp_path / "dc.toml"))
     assert found["Ray"] is Level.OK
-    assert {level for check, level in found.items() if check.startswith("model ")} == {Level.PROBLEM}
+    assert {level for check, level in found.items() if check.startswith("models of ")} == {Level.PROBLEM}
 
 
 def doctor(*words: str, limit: str = "") -> tuple[int, list[dict[str, Any]]]:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -151,6 +154,55 @@ def test_source_distribution_is_read_without_unpacking(tmp_path: Path) -> None:
     absent = msgspec.structs.replace(source, member="tiny-weights-1.0/v.pkl")
     with pytest.raises(ArtifactError, match=r"v\.pkl"):
         weight_bytes(absent, tmp_path / "tiny-weights-1.0.tar.gz")
+
+
+def test_a_download_reports_how_much_of_how_much_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From an index that sends the second half when the first was reported."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as wheel:
+        wheel.writestr("w.bin", bytes(3_000_000))
+        wheel.writestr(
+            "tiny_weights-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+        )
+        wheel.writestr("tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("tiny_weights-1.0.dist-info/RECORD", "")
+    body, reported = packed.getvalue(), threading.Event()
+    said: list[str] = []
+
+    class Index(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_file = self.path.endswith(".whl")
+            page = b'<a href="/tiny_weights-1.0-py3-none-any.whl">tiny_weights-1.0-py3-none-any.whl</a>'
+            content = body if is_file else page
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream" if is_file else "text/html")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2])
+            assert not is_file or reported.wait(60)
+            self.wfile.write(content[len(content) // 2 :])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def report(name: str, _: str) -> None:
+        said.append(name)
+        if not name.startswith("tiny-weights==1.0 0.0 "):
+            reported.set()
+
+    source = PackageSource(package="tiny-weights", version="1.0", member="w.bin", sha256=sha256_of(bytes(3_000_000)))
+    for name in ("EXTRA_INDEX_URL", "FIND_LINKS", "NO_INDEX"):
+        monkeypatch.delenv(f"PIP_{name}", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.server_port}/simple")
+        threading.Thread(target=index.serve_forever).start()
+        try:
+            assert weight_bytes(source, fetch(source, tmp_path / "here", report=report)) == bytes(3_000_000)
+        finally:
+            index.shutdown()
+    assert re.fullmatch(r"tiny-weights==1\.0 1\.[45] of 3\.0 MB", said[-1]), said
 
 
 def test_download_that_fails_says_what_to_do_offline(tmp_path: Path) -> None:
