@@ -14,7 +14,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hawkvision.edge")
 
+END_S: Final = 5.0
+"""Seconds from the last answer to the end of the process: a thread that runs a graph cannot be told to end."""
 LISTEN_BACKLOG: Final = 1024
 
 
@@ -69,14 +72,16 @@ class _UvicornServer(uvicorn.Server):
 class EdgeServer:
     """A node with its servers, from listening to the end. Made and used on one event loop, once."""
 
-    def __init__(self, config: EdgeConfig) -> None:
+    def __init__(self, config: EdgeConfig, drained: Callable[[], None] = lambda: None) -> None:
         """Begin to listen; health probes get an answer once `run` is called.
+
+        `drained` is called when it was told to stop and no request is left.
 
         Raises:
             ConfigError: if the address cannot be bound, an origin is invalid, or keys or certificates cannot be read.
         """
         check_origins("edge.cors_origins", config.cors_origins)
-        self._config = config
+        self._config, self._drained = config, drained
         self._clock, self._metrics = MonotonicClock(), EdgeMetrics()
         keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
         self._certificates = server_certificates(config, "edge")
@@ -128,6 +133,7 @@ class EdgeServer:
         self._server.stop()
         if self._tasks is None:
             self._loading.give_up()
+            self._drained()
         if self._datagram is not None:
             self._datagram.stop()
 
@@ -164,6 +170,7 @@ class EdgeServer:
     async def _close(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
+        self._drained()
         await self._files.close()
         if self._datagram is not None:
             await self._datagram.close(self._config.drain_timeout_s)
@@ -175,14 +182,14 @@ class EdgeServer:
         self._listener.close()
 
 
-async def serve(config: EdgeConfig) -> bool:
+async def serve(config: EdgeConfig, drained: Callable[[], None] = lambda: None) -> bool:
     """Run a node until it is told to stop. False if a thread is left at work, so that the process cannot end.
 
     Raises:
         ConfigError: if the address cannot be bound, or an origin is invalid.
         HawkVisionError: if no task can be loaded.
     """
-    return await EdgeServer(config).run()
+    return await EdgeServer(config, drained).run()
 
 
 def _uvicorn_server(
@@ -239,6 +246,19 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _end_soon() -> None:
+    """End this process after `END_S`, if it does not end by itself."""
+
+    def end() -> None:
+        log.error("a thread is at work %g s after the last answer, perhaps on a graph that never ends: ended", END_S)
+        logging.shutdown()
+        os._exit(1)
+
+    timer = threading.Timer(END_S, end)
+    timer.daemon = True
+    timer.start()
+
+
 def run(argv: Sequence[str]) -> int:
     """Run a node from a command line. The exit status is 0 after a clean stop, and 1 after a printed error."""
     logs.configure()  # until the settings are read
@@ -251,7 +271,7 @@ def run(argv: Sequence[str]) -> int:
         warn_if_allowed()
         import uvloop
 
-        if not uvloop.run(serve(config)):
+        if not uvloop.run(serve(config, _end_soon)):
             logging.shutdown()
             sys.stdout.flush()
             os._exit(0)  # a model is being read by a thread that cannot be told to end

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import cv2
@@ -14,6 +15,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from hawkvision.system.child_server import running
 from hawkvision.system.graph_limits import RUN_CPU_S
 from tests.waiting import wait_until
 
@@ -107,6 +109,26 @@ def test_a_graph_that_never_ends_for_some_images_ends_its_command(command: str, 
     places = ["--task", "own", "--models-dir", str(tmp_path / "m"), "--cache-dir", str(tmp_path / "c")]
     status, text = outcome([*words, *places])
     assert (status, "odd: loading or running the graph was stopped at its limit" in text) == (1, True), text
+
+
+@pytest.mark.slow
+def test_a_node_whose_thread_never_ends_is_ended_by_a_signal(tmp_path: Path) -> None:
+    assert outcome(add(tmp_path, loop_above(tmp_path / "odd.onnx", 0.9)), "")[0] == 0
+    places = ["--task", "own", "--models-dir", str(tmp_path / "m"), "--cache-dir", str(tmp_path / "c")]
+    for index in range(300):
+        dark = np.random.default_rng(index).integers(0, 200, (SIDE, SIDE, 3), np.uint8)
+        folder = tmp_path / "images" / "abcde"[int(dark[0, :5, 2].argmax())]
+        folder.mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(folder / f"{index}.png"), dark)
+    assert outcome(["calibrate", "--data", str(tmp_path / "images"), *places], "")[0] == 0
+    command = ("hawkvision", "edge", "up", *places, "--port", "0", "--drain-timeout-s", "1",
+               "--state-file", str(tmp_path / "state.db"))  # fmt: skip
+    with running(*command) as node:
+        white = cv2.imencode(".png", np.full((SIDE, SIDE, 3), 255, np.uint8))[1].tobytes()
+        with pytest.raises(OSError, match="timed out"):
+            urllib.request.urlopen(f"{node.url}/v1/classify", data=white, timeout=2)
+        assert node.stop() == 1
+        assert "a graph that never ends" in node.output()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
