@@ -22,7 +22,7 @@ _SERVING: Final = ("RUNNING", "UPDATING", "PENDING_MIGRATION")
 FAILED: Final = "DEPLOY_FAILED"
 """The status of a deployment of which Serve starts no more replicas, because too many did not start."""
 _ENDED: Final = re.compile(r"Error:\s+(?:ray\.exceptions\.)?ActorDiedError\b|\bThe actor died unexpectedly before")
-_REASON_CHARS: Final = 1000
+REASON_CHARS: Final = 1000
 _OURS: Final = re.compile(r"^hawkvision\.core\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
@@ -32,20 +32,24 @@ class ServeStates:
     def __init__(self) -> None:
         self._asked: asyncio.Task[Mapping[str, DeploymentStatusOverview] | None] | None = None
 
+    async def deployments(self) -> Mapping[str, DeploymentStatusOverview] | None:
+        """The deployments of this process's application, by name; None if Serve does not say."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(asyncio.to_thread(_deployments))
+        return await asyncio.shield(self._asked)
+
     async def why_missing(self, group: str) -> str | None:
         """Why the group of this process's application has no replica that takes requests.
 
         None if it has one, or if Serve does not say; an empty text while Serve starts one.
         """
-        if self._asked is None or self._asked.done():
-            self._asked = asyncio.create_task(asyncio.to_thread(_deployments))
-        deployments = await asyncio.shield(self._asked)
+        deployments = await self.deployments()
         deployed = None if deployments is None else deployments.get(group)
         if deployed is None or any(deployed.replica_states.get(state, 0) for state in _SERVING):
             return None
         if deployed.status != FAILED:
             return ""
-        return f"its replicas do not start: {cause_of(deployed.message)[:_REASON_CHARS]}"
+        return f"its replicas do not start: {cause_of(deployed.message)[:REASON_CHARS]}"
 
 
 def _deployments() -> Mapping[str, DeploymentStatusOverview] | None:

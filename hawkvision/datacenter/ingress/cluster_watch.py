@@ -1,4 +1,4 @@
-"""What an ingress replica follows on a cluster: the number of replicas like itself, the head, and Ray's own metrics."""
+"""What an ingress replica follows: the numbers of replicas, and on a cluster the head and Ray's own metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
-from ray import serve
 from ray.serve import metrics
+
+from hawkvision.datacenter.deployment.presence import ServeStates
 
 log = logging.getLogger("hawkvision.datacenter")
 
@@ -40,25 +41,14 @@ class Watch:
         raise NotImplementedError
 
 
-class AdmissionShare(Watch):
-    """Tells an ingress replica how many requests it may have inside: the limit divided by the number of replicas.
+class AdmissionShare:
+    """Tells an ingress replica how many requests it may have inside: the limit divided by the number of replicas."""
 
-    Serve's replica context gives a number only for a fixed number of replicas, so a scaled one is asked for.
-    """
-
-    def __init__(self, limit: int, replicas: int, on_change: Callable[[int], None], *, scales: bool) -> None:
-        """Set the share for this many replicas.
-
-        Args:
-            limit: of the application.
-            replicas: their number, or the least if Serve `scales` it.
-            on_change: takes each new share.
-            scales: whether the number may change.
-        """
+    def __init__(self, limit: int, replicas: int, on_change: Callable[[int], None]) -> None:
+        """Set the share of the application's limit for this many replicas; `on_change` takes each new share."""
         self._limit = limit
-        self._on_change = on_change
-        self._scales = scales
         self._replicas = replicas
+        self._on_change = on_change
         on_change(share(limit, replicas))
 
     def set_limit(self, limit: int) -> None:
@@ -66,21 +56,11 @@ class AdmissionShare(Watch):
         self._limit = limit
         self._on_change(share(limit, self._replicas))
 
-    async def _run(self) -> None:
-        """Follow the number of replicas, if it may change."""
-        if not self._scales:
-            return
-        context = serve.get_replica_context()
-        while True:
-            try:
-                replicas = await asyncio.to_thread(_running_replicas, context.app_name, context.deployment)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises while its controller restarts
-                log.warning("the number of ingress replicas is unknown for now: %s", error)
-            else:
-                if replicas not in (0, self._replicas):
-                    self._replicas = replicas
-                    self._on_change(share(self._limit, replicas))
-            await asyncio.sleep(_ASK_S)
+    def set_replicas(self, replicas: int) -> None:
+        """Share the limit among another number of replicas; 0 changes nothing."""
+        if replicas not in (0, self._replicas):
+            self._replicas = replicas
+            self._on_change(share(self._limit, replicas))
 
 
 def share(limit: int, replicas: int) -> int:
@@ -88,11 +68,19 @@ def share(limit: int, replicas: int) -> int:
     return max(1, math.ceil(limit / replicas))
 
 
-def _running_replicas(app: str, deployment: str) -> int:
-    """The replicas of a deployment that serve now, or 0 if Serve does not know. Blocks."""
-    application = serve.status().applications.get(app)
-    deployed = None if application is None else application.deployments.get(deployment)
-    return 0 if deployed is None else int(deployed.replica_states.get("RUNNING", 0))
+class ReplicaCounts(Watch):
+    """Tells how many replicas of each deployment serve, every few seconds."""
+
+    def __init__(self, states: ServeStates, on_count: Callable[[str, int], None]) -> None:
+        """`on_count` takes the name of a deployment and the number of its replicas that run."""
+        self._states = states
+        self._on_count = on_count
+
+    async def _run(self) -> None:
+        while True:
+            for name, deployed in (await self._states.deployments() or {}).items():
+                self._on_count(name, int(deployed.replica_states.get("RUNNING", 0)))
+            await asyncio.sleep(_ASK_S)
 
 
 _EVERY_S: Final = 1.0

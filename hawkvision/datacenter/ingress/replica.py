@@ -26,7 +26,13 @@ from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import log_like_the_tier
 from hawkvision.datacenter.deployment.handles import HandleVariants
 from hawkvision.datacenter.deployment.presence import PolledPresence, ServeStates
-from hawkvision.datacenter.ingress.cluster_watch import AdmissionShare, HeadWatch, RayMetrics, Watch
+from hawkvision.datacenter.ingress.cluster_watch import (
+    AdmissionShare,
+    HeadWatch,
+    RayMetrics,
+    ReplicaCounts,
+    Watch,
+)
 from hawkvision.datacenter.ingress.public_server import PublicServer
 from hawkvision.datacenter.servers.http_server import make_http_server, max_in_flight
 from hawkvision.datacenter.servers.served_task import TaskState
@@ -36,6 +42,8 @@ from hawkvision.servers.tls import server_certificates
 
 log = logging.getLogger("hawkvision.datacenter")
 
+INGRESS: Final = "ingress"
+"""The name of the ingress deployment."""
 _AGAIN_S: Final = 1.0
 DRAIN_S: Final = 10.0
 """The longest that accepted requests may take once a replica is being stopped."""
@@ -99,9 +107,12 @@ class Ingress:
         if launcher is not None:
             self._public = PublicServer(Path(launcher), config, self._server, certificates, self._reloads)
         least = config.ingress_min_replicas
-        scales = launcher is None and least != config.ingress_max_replicas
-        self._share = AdmissionShare(max_in_flight(config, catalogs), least, tier.set_limit, scales=scales)
-        self._watches: list[Watch] = [self._share]
+        self._scales = launcher is None and least != config.ingress_max_replicas
+        self._share = AdmissionShare(max_in_flight(config, catalogs), least, tier.set_limit)
+        self._watches: list[Watch] = [ReplicaCounts(states, self._count)]
+        for group in (group.name for catalog in tier.catalogs.values() for group in catalog.groups):
+            tier.metrics.min_replicas.labels(group).set(config.min_replicas)
+        tier.metrics.min_replicas.labels(INGRESS).set(least)
         if launcher is None and not config.survives_head:  # a launcher watches its own Ray
             address = ray.get_runtime_context().gcs_address
             self._watches.append(HeadWatch(address, partial(setattr, tier, "has_head")))
@@ -163,6 +174,11 @@ class Ingress:
     async def _describe_task(self, task: str) -> None:
         backend = await _backends(self._variants[task]) if self._polls else self._config.backend
         self._server.tier.metrics.describe(task, backend)
+
+    def _count(self, deployment: str, running: int) -> None:
+        self._server.tier.count_replicas(deployment, running)
+        if deployment == INGRESS and self._scales:
+            self._share.set_replicas(running)
 
     async def states(self) -> tuple[TaskState, ...] | None:
         """The state of each task; None while no replica serves at the public sockets of a launcher."""

@@ -78,7 +78,13 @@ class DatacenterMetrics:
         self._build_info = build_info(self.registry, "hawkvision_datacenter", "The tier's version, tasks and backends")
         self.replicas = Gauge(
             "hawkvision_datacenter_live_replicas",
-            "Live replicas, by the group of variants that they run; in a cluster 1 or 0",
+            "Live replicas, by the group of variants that they run, and those of the ingress",
+            ("group",),
+            registry=self.registry,
+        )
+        self.min_replicas = Gauge(
+            "hawkvision_datacenter_min_replicas",
+            "Fewest replicas that the settings ask for, by the same groups",
             ("group",),
             registry=self.registry,
         )

@@ -152,8 +152,13 @@ class TierService:
         """Note what is wrong with a group's replicas, and whether none comes by itself; see `ServedTask`."""
         self._task_of_group[group].record_problem(group, problem, failed=failed)
 
+    def count_replicas(self, group: str, running: int) -> None:
+        """Note how many replicas of a group, or of the ingress, run; of a group whose replicas do not answer, none."""
+        task = self._task_of_group.get(group)
+        self.metrics.replicas.labels(group).set(0 if task is not None and group in task.absent else running)
+
     def set_live_replicas(self, group: str, live: int) -> None:
-        """Note the number of live replicas of a group of variants."""
+        """Note whether a group of variants has a live replica; `count_replicas` says how many."""
         self.metrics.replicas.labels(group).set(live)
         task = self._task_of_group[group]
         task.live[group] = live

@@ -15,8 +15,10 @@ def test_shares_make_up_the_limit_and_at_most_one_request_per_replica_more(limit
     assert limit <= each * replicas < limit + replicas
 
 
-def test_a_replica_learns_its_share_at_once_and_with_each_new_limit() -> None:
+def test_a_replica_learns_its_share_at_once_and_with_each_new_limit_and_number() -> None:
     received: list[int] = []
-    shared = AdmissionShare(100, 3, received.append, scales=False)
+    shared = AdmissionShare(100, 3, received.append)
     shared.set_limit(7)
-    assert received == [34, 3]
+    for replicas in (3, 0, 7):  # 0: Serve does not know
+        shared.set_replicas(replicas)
+    assert received == [34, 3, 1]

@@ -218,6 +218,24 @@ def test_a_task_whose_replicas_cannot_load_their_models_has_failed_until_one_can
     assert tier.states("digits") == (TaskState("digits", "ready"),)
 
 
+def test_replicas_are_counted_and_those_of_a_group_that_does_not_answer_count_as_none() -> None:
+    tier = server().tier
+
+    def counted() -> dict[str, float]:
+        return {sample.labels["group"]: sample.value for sample in next(iter(tier.metrics.replicas.collect())).samples}
+
+    for task in tier.tasks:
+        tier.set_variants(task, Gated(0))
+    tier.set_live_replicas("digits.small", 1)
+    for group in ("digits.small", "shapes.medium", "ingress"):
+        tier.count_replicas(group, 2)
+    assert counted() == {"digits.small": 2, "shapes.medium": 2, "ingress": 2}
+    tier.set_live_replicas("digits.small", 0)
+    tier.count_replicas("digits.small", 2)
+    tier.count_replicas("ingress", 1)
+    assert counted() == {"digits.small": 0, "shapes.medium": 2, "ingress": 1}
+
+
 def test_an_overloaded_task_keeps_no_other_task_out() -> None:
     async def scenario() -> None:
         to = server(max_in_flight=8)
