@@ -20,9 +20,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from prometheus_client.parser import text_string_to_metric_families
 
+from hawkvision.core import __version__
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig, EdgeConfig
 from hawkvision.core.settings.load import load_config
+from hawkvision.datacenter.launch.supervisor import DRAIN_S, STOP_S
+from hawkvision.datacenter.servers.metrics import DatacenterMetrics
 from hawkvision.system.child_server import ServerProcess, running
 from tests.authority import Authority
 from tests.edge.deploy_files import DEPLOY, KEY, ROOT, instructions, pod
@@ -288,10 +291,12 @@ def test_the_ports_of_the_example_are_the_tiers_own() -> None:
 
 def test_alerts_are_about_metrics_that_exist(keyed: ServerProcess, authority: Authority) -> None:
     _, page = scraped(keyed, prometheus()["scrape_configs"][0], KEY, authority)
-    declared = set(re.findall(r"(?m)^# TYPE (\w+) ", page))
+    tier = DatacenterMetrics()
+    tier.watch_tls(lambda: (0.0, 0))
+    declared = set(re.findall(r"(?m)^# TYPE (\w+) ", page + tier.exposition().decode()))
     (file,) = prometheus()["rule_files"]
     rules = yaml.safe_load((DEPLOY / file).read_text(encoding="utf-8"))["groups"][0]["rules"]
-    named = {name for rule in rules for name in re.findall(r"\bhawkvision_\w+", rule["expr"])}
+    named = {name for rule in rules for name in re.findall(r"\b(?:ray_)?(hawkvision_\w+)", rule["expr"])}
     assert named
     assert named <= declared
 
@@ -313,37 +318,55 @@ def test_promtool_takes_the_example(tmp_path: Path, authority: Authority) -> Non
 # --------------------------------------------------------------------------------------------------- systemd
 
 
-def unit() -> dict[str, list[str]]:
+UNITS = ("hawkvision-edge.service", "hawkvision-datacenter.service")
+
+
+def unit(name: str = UNITS[0]) -> dict[str, list[str]]:
     """The unit's assignments, whatever their section."""
     found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "hawkvision-edge.service").read_text(encoding="utf-8").splitlines():
+    for line in (DEPLOY / name).read_text(encoding="utf-8").splitlines():
         if "=" in line and not line.startswith("#"):
-            name, _, value = line.partition("=")
-            found.setdefault(name, []).append(value)
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
     return found
 
 
-def test_unit_waits_longer_than_the_node_drains() -> None:
+def test_units_wait_longer_than_what_they_start_drains() -> None:
     config = load_config(EdgeConfig, DEPLOY / "edge.toml", environ={})
     assert config.drain_timeout_s < float(unit()["TimeoutStopSec"][0])
+    assert float(unit(UNITS[1])["TimeoutStopSec"][0]) > DRAIN_S + STOP_S
 
 
-def test_unit_starts_a_module_that_exists_with_options_that_exist() -> None:
-    words = unit()["ExecStart"][0].split()
-    assert words[1:3] == ["-m", "edge"]
-    ran = subprocess.run([sys.executable, "-m", "edge", "--help"], capture_output=True, text=True)
-    assert all(word in ran.stdout for word in words if word.startswith("--"))
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_starts_a_module_that_exists_with_options_that_exist(name: str) -> None:
+    _, *words = unit(name)["ExecStart"][0].split()
+    ran = subprocess.run([sys.executable, *words[:2], "--help"], capture_output=True, text=True)
+    assert all(word in ran.stdout for word in words[2:] if word.startswith("--"))
+    assert (DEPLOY / Path(words[-1]).name).is_file()
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_the_unit(tmp_path: Path, name: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    text = (DEPLOY / "hawkvision-edge.service").read_text(encoding="utf-8")
+    text = (DEPLOY / name).read_text(encoding="utf-8")
     # The interpreter of an installed node is not on this machine; this one stands in for it.
-    path = tmp_path / "hawkvision-edge.service"
+    path = tmp_path / name
     path.write_text(text.replace("/opt/hawkvision/bin/python", sys.executable), encoding="utf-8")
     ran = subprocess.run(["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_settings_of_the_datacenters_unit_are_usable() -> None:
+    config = load_config(DatacenterConfig, DEPLOY / "datacenter.toml", environ={"HAWKVISION_DC_API_KEY": KEY})
+    assert (config.host, config.port) == ("127.0.0.1", DatacenterConfig().port)
+
+
+def test_the_page_names_this_version_and_files_that_are_there() -> None:
+    page = (ROOT / "docs" / "operations" / "deployment.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?<![\d.])\d+\.\d+\.\d+(?![\d.])", page)) == {__version__}
+    named = re.findall(r"edge/deploy/[\w.-]+\w(?![\w.*])", page)
+    assert {name for name in named if not (ROOT / name).exists()} <= {"edge/deploy/.env"}
 
 
 # ------------------------------------------------------------------------------------------- the state of streams

@@ -61,6 +61,8 @@ def check_tasks(config: EdgeConfig, convert: Converter) -> None:
         ConfigError: naming the setting, what was expected and what was found.
     """
     names = tasks_of(config)
+    if "," in config.task:
+        raise ConfigError(f"edge.task = {config.task!r}: expected one task; for several: --tasks {config.task}")
     if len(set(names)) != len(names):
         raise ConfigError(f"edge.tasks: expected each task once, got {', '.join(names)}")
     for name in OF_ONE_TASK if len(names) > 1 else ():

@@ -60,5 +60,5 @@ def test_every_entry_point_and_every_replica_forbids_it_before_onnx_runtime_is_t
 
 
 def test_container_and_unit_forbid_it_too() -> None:
-    for name in ("Dockerfile", "hawkvision-edge.service"):
+    for name in ("Dockerfile", "hawkvision-edge.service", "hawkvision-datacenter.service"):
         assert "ORT_DISABLE_TELEMETRY=1" in (DEPLOY / name).read_text(encoding="utf-8")

@@ -74,6 +74,7 @@ TWO = {"tasks": ["a", "b"]}
         (EdgeConfig, {"max_streams": 0}, r"\$\.max_streams"),
         (EdgeConfig, {"tasks": ["a", "a"]}, "edge.tasks: expected each task once, got a, a"),
         (EdgeConfig, {"tasks": ["a"], "task": "b"}, "task and tasks are both given"),
+        (EdgeConfig, {"task": "a,b"}, r"edge\.task = 'a,b': expected one task; for several: --tasks a,b"),
         (EdgeConfig, {**TWO, "variant": "x"}, r"edge.variant = 'x' is of one task.*a.variant=x"),
         (EdgeConfig, {**TWO, "memory_bytes": 40_000_000}, "at least 33554432 for each of 2 tasks"),
         (EdgeConfig, {**TWO, "task_settings": ["b.backend=x"]}, r"b.backend=x: Expected one of auto"),
