@@ -39,10 +39,15 @@ PRIVATE: Final = {
         "tls.Context._peer_certificate",
     },
     "ray": {
+        "ray._raylet.GcsClient.drain_node",
         "ray._private.node.Node.start_log_monitor",
         "ray._private.node.Node.start_monitor",
         "ray._private.services.start_api_server",
+        "RequestRouter._choose_replica_for_request",
+        "RequestRouter._deployment_id",
         "ray.serve._private.build_app.build_app",
+        "ray.serve._private.request_router.PowerOfTwoChoicesRequestRouter",
+        "ray.serve.context._get_global_client",
         "the environment's variables",
     },
     "uvicorn": {"HttpToolsProtocol._unset_keepalive_if_required", "httptools_impl.STATUS_LINE", "RequestResponseCycle"},
@@ -255,6 +260,28 @@ def test_serve_lists_the_deployments_of_an_application_with_what_they_ask_for() 
     assert isinstance(found, AutoscalingConfig)
     assert (found.min_replicas, found.max_replicas) == (2, 5)
     assert not isinstance(deployment_to_schema(built["inner"]).autoscaling_config, AutoscalingConfig)
+
+
+def test_a_router_of_serve_takes_replicas_and_requests_where_ours_do() -> None:
+    from ray._raylet import GcsClient, InnerGcsClient
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+    from ray.serve._private import router
+    from ray.serve._private.client import ServeControllerClient
+    from ray.serve.context import _get_global_client
+    from ray.serve.request_router import RequestRouter
+
+    from hawkvision.datacenter.deployment.routers import MatchingRouter, RefusingRouter
+
+    for method in (MatchingRouter.update_replicas, RefusingRouter._choose_replica_for_request):
+        theirs = inspect.signature(getattr(RequestRouter, method.__name__)).parameters
+        assert len(inspect.signature(method).parameters) == len(theirs)
+    assert "_deployment_id" in of_self(ast.parse(inspect.getsource(RequestRouter)))
+    assert "_choose_replica_for_request(" in inspect.getsource(router)
+    assert "raise_if_no_controller_running" in inspect.signature(_get_global_client).parameters
+    assert isinstance(ServeControllerClient.http_config, property)
+    assert callable(GcsClient)
+    assert callable(InnerGcsClient.drain_node)
+    assert DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
 
 
 def test_ray_knows_the_variables_of_the_environment_that_tune_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -58,10 +59,27 @@ def _dc_deploy(words: Sequence[str], prog: str) -> None:
     from hawkvision.core.settings.load import read_command_line
     from hawkvision.datacenter.cluster import deploy
 
-    config = read_command_line(DatacenterConfig, words, prog, "Deploy the datacenter tier to a running Ray cluster.")
-    if config.address is None:
+    read = partial(
+        read_command_line, DatacenterConfig, words, prog, "Deploy the datacenter tier to a running Ray cluster."
+    )
+    address = read().address
+    if address is None:
         raise ConfigError("dc.address is not set: expected --address of a running Ray cluster, or 'auto'")
-    deploy(config, config.address)
+    deploy(read, address)
+
+
+Address = Annotated[str, Meta(description="The cluster: auto, or HOST:PORT.")]
+
+
+def dc_remove(
+    address: Address = "auto",
+    app_name: Annotated[str, Meta(description="Name of the application, as `dc deploy` took it.")] = "hawkvision",
+) -> None:
+    """Remove the tier from a Ray cluster; other applications stay."""
+    from hawkvision.datacenter.cluster import remove
+
+    remove(address, app_name)
+    print(f"removed: {app_name}")
 
 
 def dc_environment() -> None:
@@ -72,7 +90,7 @@ def dc_environment() -> None:
 
 
 def dc_drain(
-    address: Annotated[str, Meta(description="The cluster: auto, or HOST:PORT.")] = "auto",
+    address: Address = "auto",
     node: Annotated[str | None, Meta(description="Name, address or ID of the node; default: this machine's.")] = None,
     limit_s: Annotated[int, Meta(ge=1, le=86400, description="Seconds that the node may take.")] = 60,
 ) -> None:
@@ -97,6 +115,7 @@ DC: Final = Group(
                 "Deploy to a running Ray cluster; needs `--address`. `hawkvision dc deploy --help` lists the settings.",
                 _dc_deploy,
             ),
+            "remove": dc_remove,
             "environment": dc_environment,
             "drain": dc_drain,
         }

@@ -1,80 +1,135 @@
-"""Deploys the tier to a Ray cluster that runs, and takes nodes out of it."""
+"""Deploys the tier to a Ray cluster that runs, removes it, and takes nodes out of the cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from hawkvision.core.errors import BackendError, ConfigError, NotReady
 from hawkvision.core.settings.config import DatacenterConfig
+from hawkvision.datacenter import cluster_nodes
+from hawkvision.datacenter.cluster_nodes import Node
 from hawkvision.datacenter.deployment.ray_settings import CONNECTION_RETRIES, TUNING, check_ray
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs
 
 if TYPE_CHECKING:
-    from ray.util.state.common import NodeState
+    from ray.serve.config import HTTPOptions
 
     from hawkvision.datacenter.servers.served_task import TaskState
 
 log = logging.getLogger("hawkvision.datacenter")
 
 DEPLOY_TIMEOUT_S: Final = 600.0
-"""For each stage to have a replica. The cluster goes on if it passes."""
+"""For each stage to have its replicas. The cluster goes on if it passes."""
+_REPORT_S: Final = 5.0
+"""From one line about what a deployment waits for to the next."""
 
 
-def deploy(config: DatacenterConfig, address: str) -> None:
+def deploy(read: cluster_nodes.ReadSettings, address: str) -> None:
     """Deploy or update the application on the Ray cluster at `address`, and wait until it is ready.
 
     It is the application that `hawkvision dc up` runs. Each node that may run a replica needs HawkVision in this
-    machine's version, with the extra `datacenter`, and the model files under `config.cache_dir`; nothing is uploaded. A
-    cluster with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. Serve listens on `config.host` and
-    `config.port` of each node, unless it already listens elsewhere. `TUNING` takes effect only if the cluster's own
-    processes were started with it (`hawkvision dc environment`).
+    machine's version, with the extra `datacenter`, and the model files under `cache_dir`; nothing is uploaded. A cluster
+    with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. `TUNING` takes effect only if the cluster's own processes
+    were started with it (`hawkvision dc environment`).
 
     Args:
-        config: the tier's settings.
+        read: gives the tier's settings; it takes defaults that suit the cluster's nodes.
         address: as `ray.init` takes it: `auto`, `HOST:6379` on a node of the cluster, `ray://HOST:10001` elsewhere.
 
     Raises:
-        ConfigError: if the stages are unknown, or the cluster cannot be reached, refuses the key or runs another Ray.
-        BackendError: if a task cannot be served there, with the reason; once all others are, if there are any. Or if
-            they are not ready within `DEPLOY_TIMEOUT_S`.
+        ConfigError: if the stages are unknown, the cluster cannot be reached, refuses the key or runs another Ray, or
+            its Serve listens elsewhere than the settings say.
+        BackendError: if a node lacks the models, or if a task cannot be served there, with the reason; once all others
+            are, if there are any. Or if they are not ready within `DEPLOY_TIMEOUT_S`, with what they wait for.
+    """
+    config = read({})
+    catalogs = load_catalogs(config)
+    with _connected(address):
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            log.warning(
+                "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of anybody who reaches "
+                "its ports"
+            )
+        from ray.serve.config import HTTPOptions
+
+        from hawkvision.datacenter.ingress.application import application, run_application
+
+        nodes = cluster_nodes.replica_nodes()
+        config = cluster_nodes.fitted(read, catalogs, nodes)
+        app = application(config, catalogs=catalogs)
+        http = HTTPOptions(host=config.host, port=config.port, location="EveryNode")
+        _check_listening(http)
+        log.info("looking for the models on %s", ", ".join(node.address for node in nodes) or "no node")
+        cluster_nodes.check_models_on(nodes, config, catalogs)
+        run_application(app, config, http)
+        _wait_until_ready(config, catalogs)
+
+
+def remove(address: str, app_name: str) -> None:
+    """Remove an application from the cluster, once its requests are answered; the others stay.
+
+    Raises:
+        ConfigError: if the cluster cannot be reached, or has no such application.
+    """
+    with _connected(address):
+        from ray import serve
+
+        applications = serve.status().applications
+        if app_name not in applications:
+            there = ", ".join(applications) or "none"
+            raise ConfigError(f"--app-name: no application {app_name!r} on this cluster; it has {there}")
+        serve.delete(app_name)
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[None]:
+    """While the block lasts, this process is connected to the Ray at `address`.
+
+    Raises:
+        ConfigError: if it cannot be reached, refuses the key or is of another version.
     """
     check_ray()
     check_address(address)
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        log.warning(
-            "RAY_AUTH_MODE is not 'token': a Ray that takes this deployment runs the code of anybody who reaches its "
-            "ports"
-        )
     for name, value in {**TUNING, **CONNECTION_RETRIES}.items():
         os.environ.setdefault(name, value)
     import ray
     from ray.exceptions import RayError
-    from ray.serve.config import HTTPOptions
 
-    from hawkvision.datacenter.ingress.application import application, run_application
-
-    catalogs = load_catalogs(config)
-    app = application(config, catalogs=catalogs)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise ConfigError(f"dc.address: cannot use the Ray at {address!r}: {_one_line(error)}") from None
     try:
-        run_application(app, config, HTTPOptions(host=config.host, port=config.port, location="EveryNode"))
-        _wait_until_ready(config, catalogs)
+        yield
     finally:
         ray.shutdown()
 
 
+def _check_listening(wanted: HTTPOptions) -> None:
+    """Refuse an address other than the one where Serve listens already; Serve would ignore it.
+
+    Raises:
+        ConfigError: names both.
+    """
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None and (client.http_config.host, client.http_config.port) != (wanted.host, wanted.port):
+        host, port = client.http_config.host, client.http_config.port
+        raise ConfigError(
+            f"dc.host = {wanted.host}, dc.port = {wanted.port}: Serve on this cluster already listens on "
+            f"{host}:{port}, for all its applications; expected --host {host} --port {port}"
+        )
+
+
 def _wait_until_ready(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
-    """Wait until each task is served or has failed; log what is missing.
+    """Wait until each task is served or has failed; log every few seconds what is missing.
 
     Raises:
         BackendError: if a task has failed, or if they are not ready in time.
@@ -86,21 +141,22 @@ def _wait_until_ready(config: DatacenterConfig, catalogs: Mapping[str, Catalog |
     # On the cluster: the ingress can be called from there, and perhaps not from here (ray://).
     asked = ray.remote(num_cpus=0)(task_states_blocking)
     progress = Progress(config, catalogs)
-    ends = time.monotonic() + DEPLOY_TIMEOUT_S
-    shown = None
+    began = shown = time.monotonic()
     while True:
-        waits_for: str | None = "Serve starts its replicas"
-        if progress.is_running():
+        if (waits_for := progress.waits_for()) is None:
             states = ray.get(asked.remote(config.app_name))
             waits_for = missing(states)
             if waits_for is None:
                 _check_all_served(states)
                 return
-        if waits_for != shown:
-            log.info("%s: %s", config.app_name, waits_for)
-            shown = waits_for
-        if time.monotonic() > ends:
+        else:
+            waits_for += f"; {cluster_nodes.free_cores(config)}"
+        now = time.monotonic()
+        if now - began > DEPLOY_TIMEOUT_S:
             raise BackendError(f"{config.app_name!r} is not ready after {DEPLOY_TIMEOUT_S:g} s: {waits_for}")
+        if now - shown > _REPORT_S:
+            log.info("%s waits, %.0f s so far: %s", config.app_name, now - began, waits_for)
+            shown = now
         time.sleep(_POLL_S)
 
 
@@ -122,9 +178,6 @@ def _one_line(error: object) -> str:
 
 
 _POLL_S: Final = 0.5
-_COMMAND_S: Final = 60.0
-"""The longest that Ray's own command may take."""
-_DRAIN_NODE: Final = ("-c", "from ray.scripts.scripts import main; main()", "drain-node")
 
 
 def drain(address: str, node: str | None, limit_s: int) -> str:
@@ -143,45 +196,34 @@ def drain(address: str, node: str | None, limit_s: int) -> str:
         BackendError: if Ray refuses.
         NotReady: if something of Serve's still runs at the limit.
     """
-    check_address(address)
-    found = find_node(_nodes(address), node)
-    until = time.monotonic() + limit_s
-    _ask_ray(address, found.node_id, limit_s)
-    while left := _serve_actors(address, found.node_id):
-        if time.monotonic() > until:
-            raise NotReady(
-                f"{found.node_name} still runs {', '.join(left)} after {limit_s} s; is there room elsewhere?"
-            )
-        time.sleep(_POLL_S)
-    return str(found.node_name)
+    with _connected(address):
+        found = find_node(cluster_nodes.living_nodes(), node)
+        until = time.monotonic() + limit_s
+        _ask_ray(found.id, limit_s)
+        while left := _left_of_serve(found.id):
+            if time.monotonic() > until:
+                raise NotReady(f"{found.name} still runs {', '.join(left)} after {limit_s} s; is there room elsewhere?")
+            time.sleep(_POLL_S)
+        return found.name
 
 
-def _nodes(address: str) -> list[NodeState]:
-    from ray.util.state import list_nodes
-
-    try:
-        return list(list_nodes(address, filters=[("state", "=", "ALIVE")]))
-    except Exception as error:  # noqa: BLE001 - requests', gRPC's and Ray's own errors; nobody answers
-        raise ConfigError(f"--address: cannot ask the Ray at {address!r}: {' '.join(str(error).split())}") from None
-
-
-def find_node(nodes: Sequence[NodeState], wanted: str | None) -> NodeState:
+def find_node(nodes: Sequence[Node], wanted: str | None) -> Node:
     """The node of a name, address or ID; None for the one on this machine.
 
     Raises:
         ConfigError: if there is not exactly one, or it is the head.
     """
     if wanted is None:
-        matching = [node for node in nodes if _is_own(node.node_ip)]
+        matching = [node for node in nodes if _is_own(node.address)]
     else:
-        matching = [node for node in nodes if wanted in (node.node_id, node.node_name, node.node_ip)]
+        matching = [node for node in nodes if wanted in (node.id, node.name, node.address)]
     if len(matching) != 1:
-        known = ", ".join(f"{node.node_name} ({node.node_id})" for node in nodes)
+        known = ", ".join(f"{node.name} ({node.id})" for node in nodes)
         what = "nodes of this machine" if wanted is None else f"nodes called {wanted!r}"
         raise ConfigError(f"--node: {len(matching)} {what}; expected one of {known}")
     (found,) = matching
-    if found.is_head_node:
-        raise ConfigError(f"--node: {found.node_name} is the head, which ends with its cluster; expected a worker")
+    if found.is_head:
+        raise ConfigError(f"--node: {found.name} is the head, which ends with its cluster; expected a worker")
     return found
 
 
@@ -196,27 +238,38 @@ def _is_own(address: str) -> bool:
     return True
 
 
-def _ask_ray(address: str, node_id: str, limit_s: int) -> None:
-    words = ["--address", address, "--node-id", node_id, "--deadline-remaining-seconds", str(limit_s)]
-    words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "hawkvision dc drain"]
-    command = [sys.executable, *_DRAIN_NODE, *words]
-    done = subprocess.run(  # noqa: S603  our own words, and no shell
-        command, capture_output=True, text=True, timeout=_COMMAND_S, check=False
-    )
-    if done.returncode != 0:
-        raise BackendError(f"Ray did not drain the node: {' '.join(done.stderr.split())}")
+def _ask_ray(node_id: str, limit_s: int) -> None:
+    import ray
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    until_ms = time.time_ns() // 1_000_000 + 1000 * limit_s
+    head = GcsClient(address=ray.get_runtime_context().gcs_address)
+    accepted, why = head.drain_node(node_id, reason, "hawkvision dc drain", until_ms)
+    if not accepted:
+        raise BackendError(f"Ray does not drain the node: {_one_line(why)}")
 
 
-def _serve_actors(address: str, node_id: str) -> list[str]:
-    """Names of Serve's replicas and proxies on the node; unknown ones are reported as such."""
-    from ray.util.state import list_actors
+def _left_of_serve(node_id: str) -> list[str]:
+    """Serve's replicas and proxy on the node; what is unknown is reported as such."""
+    from ray.serve.context import _get_global_client
 
-    conditions = [("node_id", "=", node_id), ("state", "=", "ALIVE"), ("ray_namespace", "=", "serve")]
     try:
-        return [str(actor.class_name) for actor in list_actors(address, filters=conditions)]
-    except Exception as error:  # noqa: BLE001 - the head may be busy or restarting, so it is asked again
-        log.warning("the head does not say what runs on the node: %s", " ".join(str(error).split()))
-        return ["what the head did not say"]
+        client = _get_global_client(raise_if_no_controller_running=False)
+        details: dict[str, Any] = {} if client is None else client.get_serve_details()
+    except Exception as error:  # noqa: BLE001 - Serve may be busy or restarting, so it is asked again
+        log.warning("Serve does not say what runs on the node: %s", _one_line(error))
+        return ["what Serve did not say"]
+    left = ["a proxy"] if node_id in details.get("proxies", {}) else []
+    for application in details.get("applications", {}).values():
+        for name, deployment in application["deployments"].items():
+            left += [
+                f"a replica of {name}"
+                for replica in deployment.get("replicas", ())
+                if replica.get("node_id") == node_id
+            ]
+    return left
 
 
 _CONNECT_S: Final = 5.0

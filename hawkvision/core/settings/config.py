@@ -199,16 +199,20 @@ class DatacenterConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw
         "What runs the models: auto, int8, onnxruntime or noop. `auto` takes the `int8` kernels for models and "
         "processors that they support, else ONNX Runtime, which gives the same logits. Packages add backends by an "
         "entry point of `hawkvision.backends`; they certify nothing.")] = "auto"
-    min_replicas: Annotated[int, REPLICAS("Fewest replicas of each deployment.", ge=0, le=1024)] = 1
+    min_replicas: Annotated[int, REPLICAS(
+        "Fewest replicas of each deployment. `dc deploy` to several machines takes 2 by default.", ge=0, le=1024)] = 1
     max_replicas: Annotated[Count, REPLICAS(
-        "Most replicas of each deployment; Ray Serve scales between `min_replicas` and this.")] = 1
+        "Most replicas of each deployment; Ray Serve scales between `min_replicas` and this. `dc deploy` to several "
+        "machines takes 2 by default.")] = 1
     target_ongoing_requests: Annotated[float, REPLICAS(
         "Ongoing requests per replica that Ray Serve scales for; at most `max_ongoing_requests`.", gt=0.0)] = 4.0
     max_replicas_per_node: Annotated[int, REPLICAS(
-        "Most replicas of one deployment on one machine. Default: as many as fit.", ge=1, le=100)] | None = None
+        "Most replicas of one deployment on one machine. Default: as many as fit; with `dc deploy`, as few as the "
+        "number of machines allows.", ge=1, le=100)] | None = None
     num_cpus: Annotated[float, REPLICAS(
         "Cores that Ray reserves for each replica, which uses no more threads than that to decode and to infer. "
-        "Default: the threads that the group's models can use.", gt=0.0)] | None = None
+        "Default: the threads that the group's models can use; with `dc deploy`, no more than the machines have.",
+        gt=0.0)] | None = None
     num_gpus: Annotated[float, REPLICAS("Ray's reservation of GPUs per replica.", ge=0.0)] = 0.0
     max_batch_size: Annotated[int, REPLICAS(
         "Most images in one batch. 0 takes 8 on a CPU; with other execution providers each replica measures at its "
@@ -217,9 +221,11 @@ class DatacenterConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw
     max_queued_requests: Annotated[int, REPLICAS(
         "Requests that may wait for a replica; further ones are refused with 429; -1 for no bound.", ge=-1)] = 128
     ingress_min_replicas: Annotated[Count, INGRESS(
-        "Fewest replicas of the ingress, which takes requests. On one machine there are always this many.")] = 1
+        "Fewest replicas of the ingress, which takes requests. On one machine there are always this many. `dc deploy` "
+        "to several machines takes 2 by default.")] = 1
     ingress_max_replicas: Annotated[Count, INGRESS(
-        "Most replicas of the ingress in a cluster; Ray Serve scales between `ingress_min_replicas` and this.")] = 1
+        "Most replicas of the ingress in a cluster; Ray Serve scales between `ingress_min_replicas` and this. "
+        "`dc deploy` to several machines takes 2 by default.")] = 1
     survives_head: Annotated[bool, RAY(
         "Whether Ray's head keeps its state in Redis, so that a cluster outlives a head that is restarted. If not, "
         "readiness ends within 5 s after the head is gone, because Ray will end all replicas.")] = False

@@ -59,8 +59,12 @@ _SERVICE_LINK: Final = re.compile(
 _SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
 
 
-def read_command_line(kind: type[ConfigT], words: Sequence[str], prog: str, description: str) -> ConfigT:
+def read_command_line(
+    kind: type[ConfigT], words: Sequence[str], prog: str, description: str, defaults: Mapping[str, Any] | None = None
+) -> ConfigT:
     """The settings of one server from its command line, the environment and the file that `--config` names.
+
+    `defaults` stand in the place of the settings' own.
 
     Raises:
         ConfigError: as `load_config`.
@@ -73,6 +77,7 @@ def read_command_line(kind: type[ConfigT], words: Sequence[str], prog: str, desc
         kind,
         None if path is None else Path(path),
         {name: _listed(text) if name in lists else text for name, text in given.items()},
+        defaults=defaults,
     )
 
 
@@ -101,14 +106,15 @@ def load_config(
     path: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> ConfigT:
-    """Read the settings of one server. Later sources win; an override of None is ignored.
+    """Read the settings of one server. Later sources win, `defaults` are the first; an override of None is ignored.
 
     Raises:
         ConfigError: for a missing file, an unknown key or a bad value; names source and key.
     """
     section, prefix = SECTIONS[kind]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(defaults or {})
     if path is not None:
         where = f"{path}: [{section}]"
         values = _merged(kind, values, _file_section(path, section), where)

@@ -12,8 +12,9 @@ from ray.serve.schema import LoggingConfig
 from hawkvision.core import __version__
 from hawkvision.core.logs import LogFormat, LogLevel, adopt
 from hawkvision.core.settings.config import DatacenterConfig
-from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence
+from hawkvision.datacenter.deployment.messages import PROTOCOL, decode_presence, own_metadata
 from hawkvision.datacenter.deployment.replica_endpoint import ReplicaEndpoint
+from hawkvision.datacenter.deployment.routers import MATCHING
 from hawkvision.datacenter.execution.group_settings import (
     ProcessSettings,
     group_settings,
@@ -54,6 +55,10 @@ class ServedReplica(ReplicaEndpoint):
         log_like_the_tier(settings.log_level, settings.log_format)
         super().__init__(settings, another_serves if waits else None)
 
+    def record_replica_metadata(self) -> dict[str, int]:
+        """What the routers are told of this replica; Serve asks once."""
+        return own_metadata()
+
 
 async def another_serves() -> bool:
     """Whether a replica of this replica's group answers images, as far as one that Serve chooses shows."""
@@ -91,6 +96,7 @@ def _group_app(group: Group, catalog: Catalog, config: DatacenterConfig, *, wait
         user_config=group_settings(group, catalog, config).to_user_config(),
         max_ongoing_requests=config.max_ongoing_requests,
         max_queued_requests=config.max_queued_requests,
+        request_router_config=MATCHING,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=_DRAIN_S,

@@ -135,6 +135,11 @@ def decode_presence(data: bytes) -> Presence:
     return presence
 
 
+def own_metadata() -> dict[str, int]:
+    """What a replica of this version tells the routers of itself."""
+    return {"protocol": PROTOCOL}
+
+
 def check_protocol(received: int) -> None:
     """Refuse a request of another version.
 

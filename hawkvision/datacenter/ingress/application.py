@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,22 +23,22 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
-from ray.serve.schema import ApplicationStatus, LoggingConfig
+from ray.serve.schema import ApplicationStatus, DeploymentStatusOverview, LoggingConfig
 
 from hawkvision.core.errors import BackendError, ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.deployment.group_deployments import SCALE_DOWN_AFTER_S, SCALE_UP_AFTER_S, group_apps
-from hawkvision.datacenter.deployment.presence import FAILED, cause_of, one_line
-from hawkvision.datacenter.ingress.replica import DRAIN_S, Ingress, IngressSettings
+from hawkvision.datacenter.deployment.presence import FAILED, REASON_CHARS, cause_of, one_line
+from hawkvision.datacenter.deployment.routers import REFUSING
+from hawkvision.datacenter.execution.group_settings import replica_cpus
+from hawkvision.datacenter.ingress.replica import DRAIN_S, INGRESS, Ingress, IngressSettings
 from hawkvision.datacenter.servers.served_task import TaskState
 from hawkvision.datacenter.stages.catalog import Catalog, TaskFailure, load_catalogs, loaded
 from hawkvision.transport.settings import DatagramSettings
 
-INGRESS: Final = "ingress"
-"""The name of the ingress deployment."""
 _HEALTH_PERIOD_S: Final = 1.0
 """How soon Serve notices and replaces a dead replica, instead of 10 s."""
-_CPUS: Final = 1.0
+INGRESS_CPUS: Final = 1.0
 """Cores that Ray reserves for an ingress replica, which has one busy thread."""
 _ONGOING_REQUESTS: Final = 64.0
 """Ongoing requests per ingress replica that Ray Serve scales for."""
@@ -86,11 +88,13 @@ def application(
         # Above the server's own bound, so that the server sheds, with 429 and Retry-After.
         max_ongoing_requests=2 * settings.max_in_flight,
         max_queued_requests=settings.max_in_flight,
+        # HAProxy has a router of its own, and Serve takes no other beside it.
+        **({} if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else {"request_router_config": REFUSING}),
         user_config=msgspec.to_builtins(settings),
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_wait_loop_s=_DRAIN_CHECK_S,
         graceful_shutdown_timeout_s=2 * DRAIN_S,
-        ray_actor_options={"num_cpus": _CPUS},
+        ray_actor_options={"num_cpus": INGRESS_CPUS},
         **_scale(config, launcher),
     ).bind(config, catalogs, groups, None if launcher is None else str(launcher))
 
@@ -101,8 +105,9 @@ def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
     # Serve does not see the requests at a launcher's sockets, so it could only scale down.
     if launcher is not None:
         return {"num_replicas": least}
-    per_node = config.max_replicas_per_node
-    spread = {} if per_node is None else {"max_replicas_per_node": per_node}
+    per_node, spread = config.max_replicas_per_node, {}
+    if per_node is not None:  # as few on a machine as on the machines that the stages' replicas need
+        spread = {"max_replicas_per_node": min(per_node, math.ceil(most / math.ceil(config.max_replicas / per_node)))}
     if least == most:
         return {"num_replicas": least, **spread}
     return {
@@ -117,6 +122,8 @@ def _scale(config: DatacenterConfig, launcher: Path | None) -> dict[str, Any]:
     }
 
 
+_FAILED_TO_START: Final = "failed to start"
+"""In Serve's message about a deployment of which a replica did not start."""
 _REPLY_S: Final = 10.0
 """For an ingress replica to say whether it is ready."""
 
@@ -144,26 +151,43 @@ class Progress:
     def __init__(self, config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
         """The application of these settings, which Serve has been told to run; `catalogs` by task."""
         self._app_name = config.app_name
-        self._groups = [{group.name for group in catalog.groups} for catalog in loaded(catalogs).values()]
+        groups = [catalog.groups for catalog in loaded(catalogs).values()]
+        self._groups = [{group.name for group in of_task} for of_task in groups]
+        self._least = {name: config.min_replicas for of_task in self._groups for name in of_task}
+        self._least[INGRESS] = config.ingress_min_replicas
+        self._cores = {group.name: replica_cpus(group, config) for of_task in groups for group in of_task}
+        self._cores[INGRESS] = INGRESS_CPUS
 
-    def is_running(self) -> bool:
-        """Whether Serve has started the ingress, and each group that can be started. Blocks.
+    def waits_for(self) -> str | None:
+        """What Serve has yet to start, as far as it can be started; None once all runs. Blocks.
 
         Raises:
             BackendError: if the ingress, or a group of each task, failed to start; gives Serve's messages.
         """
         state = serve.status().applications.get(self._app_name)
         if state is None:
-            return False
+            return "Serve takes the application"
         failed = {name: cause_of(each.message) for name, each in state.deployments.items() if each.status == FAILED}
         if state.status == ApplicationStatus.DEPLOY_FAILED and (
             not failed or INGRESS in failed or all(groups & failed.keys() for groups in self._groups)
         ):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
             raise BackendError(f"{self._app_name!r} did not start: {reasons or one_line(state.message)}")
-        if state.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
-            return all(each.status != "UPDATING" for each in state.deployments.values())
-        return bool(state.status == ApplicationStatus.RUNNING)
+        waiting = [each for name, of in state.deployments.items() if (each := self._described(name, of)) is not None]
+        if not waiting and state.status == ApplicationStatus.DEPLOYING:
+            return "Serve starts the application"
+        return "; ".join(waiting) or None
+
+    def _described(self, name: str, state: DeploymentStatusOverview) -> str | None:
+        """The states of a deployment's replicas, and why one did not start; None if it is complete or has failed."""
+        running, least = state.replica_states.get("RUNNING", 0), self._least.get(name, 0)
+        if state.status == FAILED or (state.status != "UPDATING" and running >= least):
+            return None
+        others = [f"{count} {each.lower()}" for each, count in state.replica_states.items() if each != "RUNNING"]
+        failed = _FAILED_TO_START in state.message
+        reason = f"; a replica did not start: {cause_of(state.message)[:REASON_CHARS]}" if failed else ""
+        found = ", ".join([f"{running} of {least} replicas run", *others])
+        return f"{name}: {found} ({self._cores.get(name, 0.0):g} cores each){reason}"
 
 
 async def task_states(app_name: str) -> tuple[TaskState, ...] | str:

@@ -134,13 +134,11 @@ class _TierProcess:
         await step(lambda: local_ray.deploy(app, self._config), "Serve's controller starts")
         progress = Progress(self._config, self._catalogs)
         while not self._stop.is_set():
-            if await step(progress.is_running, self._waits_for):
-                lacks = missing(await task_states(self._config.app_name))
-                if lacks is None:
-                    return True
-                self._waits_for = lacks
-            else:
-                self._waits_for = "Serve starts its replicas"
+            lacks = await step(progress.waits_for, self._waits_for)
+            lacks = lacks or missing(await task_states(self._config.app_name))
+            if lacks is None:
+                return True
+            self._waits_for = lacks
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _POLL_S)
         return False

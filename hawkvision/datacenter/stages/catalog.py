@@ -156,23 +156,29 @@ def loaded(catalogs: Mapping[str, Catalog | TaskFailure]) -> dict[str, Catalog]:
     return {task: catalog for task, catalog in catalogs.items() if isinstance(catalog, Catalog)}
 
 
+def lacking_models(
+    config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]
+) -> dict[str, HawkVisionError]:
+    """The tasks of which this machine lacks a model file, and the error that names it."""
+    lacking: dict[str, HawkVisionError] = {}
+    for task, catalog in loaded(catalogs).items():
+        try:
+            for variant in catalog.variants if catalog.has_artifacts else ():
+                load_variant(cache_dir(config.cache_dir), task, variant)
+        except HawkVisionError as error:
+            lacking[task] = error
+    return lacking
+
+
 def check_models(config: DatacenterConfig, catalogs: Mapping[str, Catalog | TaskFailure]) -> None:
     """Check that this machine has the model files of a task at least.
 
     Raises:
         ArtifactError: if each task lacks a file; the error of the first.
     """
-    failures: list[HawkVisionError] = []
-    for task, catalog in loaded(catalogs).items():
-        try:
-            for variant in catalog.variants if catalog.has_artifacts else ():
-                load_variant(cache_dir(config.cache_dir), task, variant)
-        except HawkVisionError as error:
-            failures.append(error)
-        else:
-            return
-    if failures:
-        raise failures[0]
+    lacking = lacking_models(config, catalogs)
+    if lacking and len(lacking) == len(loaded(catalogs)):
+        raise next(iter(lacking.values()))
 
 
 def variants_by_task(config: DatacenterConfig) -> dict[str, tuple[str, ...]]:

@@ -26,9 +26,9 @@ SCHEMA: Final = yaml.safe_load(Path(__file__).with_name("rayservice.schema.yaml"
 KUBERNETES: Final = "1.34"
 
 
-def documents(text: str = TEXT) -> tuple[dict[str, Any], dict[str, Any]]:
-    service, policy = yaml.safe_load_all(text)
-    return service, policy
+def documents(text: str = TEXT) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    service, budget, policy = yaml.safe_load_all(text)
+    return service, budget, policy
 
 
 def cluster(text: str = TEXT) -> dict[str, Any]:
@@ -60,9 +60,10 @@ def check_service(service: dict[str, Any]) -> None:
 def test_kuberay_kubernetes_and_serve_take_it(text: str) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    service, policy = documents(text)
+    service, budget, policy = documents(text)
     check_service(service)
-    kubernetes_validate.validate(policy, KUBERNETES, strict=True)
+    for other in (budget, policy):
+        kubernetes_validate.validate(other, KUBERNETES, strict=True)
     serve = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
     assert serve.applications[0].import_path == "hawkvision.datacenter.app:build"
     assert settings(text).survives_head is ("gcsFaultToleranceOptions" in cluster(text)) is (text is WITH_REDIS)
@@ -101,6 +102,15 @@ def test_a_worker_has_room_for_a_replica_of_each_deployment() -> None:
     assert (workers["minReplicas"], workers["maxReplicas"]) == (config.min_replicas, config.max_replicas)
 
 
+def test_a_worker_may_be_lost_and_gets_requests_while_callers_would_be_answered() -> None:
+    config, (_, worker) = settings(), pods()
+    assert min(config.min_replicas, config.ingress_min_replicas) == 2
+    assert config.max_replicas_per_node == documents()[1]["spec"]["maxUnavailable"] == 1
+    assert worker["containers"][0]["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    (spread,) = worker["topologySpreadConstraints"]
+    assert spread["labelSelector"] == documents()[1]["spec"]["selector"]
+
+
 def test_its_first_lines_make_every_key_of_the_secret() -> None:
     made = set(re.findall(r"--from-literal=([\w-]+)=", WITH_REDIS))
     assert made == set(re.findall(r"\bkey: ([\w-]+)", WITH_REDIS))
@@ -127,7 +137,7 @@ def test_every_container_runs_without_rights_and_is_drained_before_it_is_killed(
 
 
 def test_the_network_policy_leaves_strangers_the_http_port_only() -> None:
-    service, policy = documents()
+    service, _, policy = documents()
     selected = policy["spec"]["podSelector"]
     assert selected["matchLabels"] == service["metadata"]["labels"]
     among, operator, callers = policy["spec"]["ingress"]

@@ -29,7 +29,7 @@ frontend callers
     default_backend nodes
 backend nodes
     balance roundrobin
-    option httpchk GET /-/healthz
+    option httpchk GET /readyz
     default-server check inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions
 """
 

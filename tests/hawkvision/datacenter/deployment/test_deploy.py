@@ -13,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,13 @@ class Cluster:
 
 
 def deploy(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hawkvision.cli", "dc", "deploy", "--backend", "noop", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return command(environment, "deploy", "--backend", "noop", *arguments)
+
+
+def command(environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `hawkvision dc` with these words."""
+    line = [sys.executable, "-m", "hawkvision.cli", "dc", *words]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,7 @@ def cluster(models: Path) -> Iterator[Cluster]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_metrics_report_interval_ms": "1000",
         "HAWKVISION_DC_MODELS_DIR": str(models),
         "HAWKVISION_DC_TASKS": "shapes",
@@ -71,9 +78,9 @@ def cluster(models: Path) -> Iterator[Cluster]:
     ports.append(f"--metrics-export-port={metrics}")
     # A short directory of its own: the paths of Ray's sockets may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="hawkvision", ignore_cleanup_errors=True) as folder:
-        command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--temp-dir={folder}"]
+        program = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--temp-dir={folder}"]
         head = subprocess.Popen(
-            [*command, *bounds, *ports], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [*program, *bounds, *ports], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         assert head.stdout is not None
         try:
@@ -114,6 +121,30 @@ def test_the_deployed_application_answers_an_update_replaces_it_and_the_nodes_me
         assert answer.model == listed.best
         assert ask(service, path="/v1/stages", Authorization="").status == 401
     the_nodes_metrics_have_the_cascades_beside_serves(cluster)
+    refused = deploy(cluster.environment, "--address", cluster.address, "--port", str(free_port()))
+    assert (refused.returncode, f"expected --host 127.0.0.1 --port {cluster.port}" in refused.stderr) == (1, True)
+    without = deploy(
+        cluster.environment, "--address", cluster.address, "--port", cluster.port, "--backend", "onnxruntime"
+    )
+    assert without.returncode == 1
+    assert re.search(r"error: [0-9.]+ lacks models: task 'shapes': variant", without.stderr), without.stderr
+    a_request_without_an_ingress_is_refused_at_once(cluster, service)
+
+
+def a_request_without_an_ingress_is_refused_at_once(cluster: Cluster, service: str) -> None:
+    """It does not wait for the next ingress, and that one comes."""
+    mark = f"{MARK}={cluster.environment[MARK]}".encode()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            title = (entry / "cmdline").read_text() if entry.name.isdigit() else ""
+            if "ServeReplica:hawkvision:ingress" in title and mark in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+    statuses = [0]
+    ends = time.monotonic() + WAIT_LIMIT_S
+    while not (503 in statuses and statuses[-1] == 200):
+        assert time.monotonic() < ends, statuses
+        statuses.append(ask(service, path="/readyz").status)
+        selectors.DefaultSelector().select(0.05)
 
 
 def the_nodes_metrics_have_the_cascades_beside_serves(cluster: Cluster) -> None:
@@ -145,7 +176,6 @@ class Other:
     def __call__(self, request):
         return Response("another application")
 
-serve.delete("hawkvision")  # which another test deployed at /
 serve.run(Other.bind(), name="other", route_prefix="/")
 """
 
@@ -158,6 +188,10 @@ def test_two_tasks_below_a_path_beside_another_application(cluster: Cluster) -> 
     del environment["HAWKVISION_DC_MODELS_DIR"]
     done = deploy(environment, "--address", cluster.address, "--port", cluster.port)
     assert done.returncode == 0, done.stderr
+    removed = command(environment, "remove", "--address", cluster.address)  # which another test deployed at /
+    assert removed.stdout == "removed: hawkvision\n", removed.stderr
+    again = command(environment, "remove", "--address", cluster.address)
+    assert "no application 'hawkvision' on this cluster; it has eyes" in again.stderr
     subprocess.run([sys.executable, "-c", OTHER], env={**environment, "RAY_ADDRESS": cluster.address}, check=True)
     service = f"http://127.0.0.1:{cluster.port}"
     assert ask(service, path="/any/path").body == b"another application"

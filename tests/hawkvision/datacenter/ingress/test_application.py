@@ -14,7 +14,8 @@ from ray.serve.deployment import deployment_to_schema
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import DatacenterConfig
 from hawkvision.datacenter.app import build
-from hawkvision.datacenter.ingress.application import INGRESS, application
+from hawkvision.datacenter.ingress.application import application
+from hawkvision.datacenter.ingress.replica import INGRESS
 from hawkvision.datacenter.launch.local_ray import cpus_for
 from hawkvision.datacenter.stages.catalog import load_catalogs, loaded
 from hawkvision.transport.settings import DatagramSettings
@@ -40,6 +41,18 @@ def test_the_ingress_scales_in_a_cluster_and_not_at_the_sockets_of_a_launcher(co
     assert there.ray_actor_options.num_cpus == here.ray_actor_options.num_cpus == 1.0
     assert (there.autoscaling_config.min_replicas, there.autoscaling_config.max_replicas) == (2, 5)
     assert here.num_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("ingresses", "replicas", "per_node", "expected"),
+    [(2, 2, 1, 1), (2, 4, 2, 1), (4, 4, 2, 2), (2, 1, 1, 1), (6, 4, 1, 1)],
+)
+def test_ingresses_are_on_as_many_machines_as_the_stages_need(
+    config: DatacenterConfig, ingresses: int, replicas: int, per_node: int, expected: int
+) -> None:
+    numbers = {"ingress_min_replicas": ingresses, "ingress_max_replicas": ingresses, "max_replicas": replicas}
+    spread = msgspec.structs.replace(config, **numbers, max_replicas_per_node=per_node)
+    assert planned(application(spread))[INGRESS].max_replicas_per_node == expected
 
 
 def test_ray_has_a_core_for_each_that_is_reserved_and_a_worker_for_each_replica(config: DatacenterConfig) -> None:
