@@ -24,7 +24,7 @@ RUN_PAGES: Final = ("README.md", "docs/quickstart.md", "docs/own-models.md", "do
 RUN_LANGUAGES: Final = frozenset({"console", "sh", "bash", "python"})
 SERVE: Final = "hawkvision up"
 """The command that serves in one terminal while the other blocks are run in a second."""
-COMMAND_LIMIT_S: Final = 120.0
+COMMAND_LIMIT_S: Final = 240.0
 
 _FENCE: Final = re.compile(r"^```(\w*)$")
 _NOT_RUN: Final = re.compile(r"^<!-- not run: (\S.*) -->$")
