@@ -34,9 +34,9 @@ def deploy(read: cluster_nodes.ReadSettings, address: str) -> None:
     """Deploy or update the application on the Ray cluster at `address`, and wait until it is ready.
 
     It is the application that `hawkvision dc up` runs. Each node that may run a replica needs HawkVision in this
-    machine's version, with the extra `datacenter`, and the model files under `cache_dir`; nothing is uploaded. A cluster
-    with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. `TUNING` takes effect only if the cluster's own processes
-    were started with it (`hawkvision dc environment`).
+    machine's version, with the extra `datacenter`, and the model files under `cache_dir`; nothing is uploaded. A
+    cluster with a key needs `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN` here. `TUNING` takes effect only if the cluster's own
+    processes were started with it (`hawkvision dc environment`).
 
     Args:
         read: gives the tier's settings; it takes defaults that suit the cluster's nodes.
