@@ -263,7 +263,7 @@ def test_serve_lists_the_deployments_of_an_application_with_what_they_ask_for() 
 
 
 def test_a_router_of_serve_takes_replicas_and_requests_where_ours_do() -> None:
-    from ray._raylet import GcsClient, InnerGcsClient
+    from ray._raylet import GcsClient, InnerGcsClient  # type: ignore[attr-defined]  # of a compiled module
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
     from ray.serve._private import router
     from ray.serve._private.client import ServeControllerClient

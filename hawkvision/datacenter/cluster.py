@@ -240,7 +240,7 @@ def _is_own(address: str) -> bool:
 
 def _ask_ray(node_id: str, limit_s: int) -> None:
     import ray
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # of a compiled module
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
     reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
