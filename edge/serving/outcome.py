@@ -16,7 +16,7 @@ from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.trace_context import random_hex
-from hawkvision.core.types import Answer, Prediction, Reason, Received, Tier, Timing
+from hawkvision.core.types import Answer, DegradedReason, Prediction, Reason, Received, Tier, Timing
 
 
 def score_of(image: RoutedImage, edge: EdgePrediction) -> float:
@@ -81,6 +81,7 @@ def edge_answer(
         escalated=reason is not None,
         reason=reason,
         degraded=degraded,
+        degraded_reason=_why_degraded(context, image, reason) if degraded else None,
         received_fraction=_rounded_down(received),
         deadline_met=_deadline_met(image, total_ms),
         timing_ms=Timing(result.decode_ms, edge.queue_ms, result.infer_ms, total=total_ms),
@@ -103,6 +104,7 @@ def datacenter_answer(
     received = _through_both(at_edge, Received(reply.received_fraction, reply.quality))
     route = image.route if received == at_edge else guarantees.policy.route(image.request.asked.target, received)
     degraded = route.below_target or not (reply.whole or reply.model == context.best) or not reply.complete
+    incomplete = DegradedReason.PARTIAL_IMAGE if route.below_target else DegradedReason.INCOMPLETE
     if not reply.complete:
         context.metrics.incomplete_answers.labels(context.task).inc()
     if degraded:
@@ -124,6 +126,7 @@ def datacenter_answer(
         escalated=True,
         reason=reason,
         degraded=degraded,
+        degraded_reason=incomplete if degraded else None,
         received_fraction=_rounded_down(received),
         deadline_met=_deadline_met(image, total_ms),
         timing_ms=Timing(
@@ -135,6 +138,17 @@ def datacenter_answer(
             total=total_ms,
         ),
     )
+
+
+def _why_degraded(context: ServingContext, image: RoutedImage, reason: Reason | None) -> DegradedReason:
+    """Why the edge's answer is below the target; `reason` is that of the escalation, if there was one."""
+    if image.route.below_target:
+        return DegradedReason.PARTIAL_IMAGE
+    if context.datacenter is None:
+        return DegradedReason.NO_DATACENTER
+    if reason is not None:
+        return DegradedReason.NO_REPLY
+    return DegradedReason.NO_TIME if context.datacenter.up else DegradedReason.UNREACHABLE
 
 
 def _deadline_met(image: RoutedImage, total_ms: float) -> bool | None:

@@ -113,6 +113,7 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
         escalated=reply.escalated,
         reason=reply.reason,
         degraded=reply.degraded,
+        degraded_reason=reply.degraded_reason,
         received_fraction=reply.received_fraction,
         deadline_met=reply.deadline_met,
         timing_ms=reply.timing_ms,

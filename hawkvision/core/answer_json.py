@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from hawkvision.core.types import AccuracyStatus, Basis, Quality, Reason, Tier, Timing
+from hawkvision.core.types import AccuracyStatus, Basis, DegradedReason, Quality, Reason, Tier, Timing
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -65,3 +65,4 @@ class AnswerFields(msgspec.Struct, frozen=True):
     accuracy: Annotated[AccuracyFields, Meta(description="The guarantee.")]
     deadline_met: Annotated[bool | None, Meta(description="Whether the deadline was met; null without one.")]
     timing_ms: Annotated[Timing, Meta(description="Where the time went.")]
+    degraded_reason: Annotated[DegradedReason | None, Meta(description="Why it is degraded; null if it is not.")] = None

@@ -70,6 +70,23 @@ class Reason(StrEnum):
     TRIAL = "trial"
 
 
+class DegradedReason(StrEnum):
+    """Why an answer is below what its target asks for."""
+
+    NO_DATACENTER = "no_datacenter"
+    """The node has none, and the edge was not sure enough."""
+    UNREACHABLE = "unreachable"
+    """The datacenter did not answer lately, and was not asked."""
+    NO_TIME = "no_time"
+    """The datacenter was not asked or waited for: its reply was not likely to be in time."""
+    NO_REPLY = "no_reply"
+    """The datacenter was asked and gave no usable reply in time."""
+    INCOMPLETE = "incomplete"
+    """The datacenter's reply is of a part of its models, or of another stage than the best."""
+    PARTIAL_IMAGE = "partial_image"
+    """Too little of the image arrived."""
+
+
 class AccuracyStatus(StrEnum):
     """Whether the accuracy target is certified, only aimed at, or suspended by an alarm."""
 
@@ -256,6 +273,7 @@ class Answer:
     escalated: bool = False
     reason: Reason | None = None
     degraded: bool = False
+    degraded_reason: DegradedReason | None = None
     received_fraction: float = 1.0
     deadline_met: bool | None = None
     timing_ms: Timing = field(default_factory=Timing)
@@ -300,6 +318,7 @@ class Answer:
             "escalated": self.escalated,
             "reason": self.reason.value if self.reason else None,
             "degraded": self.degraded,
+            "degraded_reason": self.degraded_reason.value if self.degraded_reason else None,
             "received_fraction": self.received_fraction,
             "accuracy": self.accuracy.to_json(),
             "deadline_met": self.deadline_met,

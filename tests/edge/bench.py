@@ -109,9 +109,12 @@ class Bench:
         **fields: Any,
     ) -> Answer:
         request, started = RequestFields(**fields), self.clock.now()
-        return await self.node.infer(
+        answer = await self.node.infer(
             ImageRequest(body or encoded(), request, started, start_trace(), caller, received, hang_up)
         )
+        assert answer.escalated == (answer.reason is not None)
+        assert answer.degraded == (answer.degraded_reason is not None)
+        return answer
 
     def counted(self, name: str, **labels: str) -> float:
         """A metric's value, 0 before it was first counted."""

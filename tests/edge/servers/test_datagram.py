@@ -197,7 +197,8 @@ def test_without_a_certificate_of_its_condition_an_image_is_degraded_even_by_the
 
 def test_a_node_alone_answers_uncertain_partial_images_as_degraded() -> None:
     answer = asked(None, SURE, lambda it: it.ask(incoming(part(0.2, 27))))
-    assert (answer["tier"], answer["degraded"], answer["accuracy"]["status"]) == ("edge", True, "best_effort")
+    assert (answer["tier"], answer["degraded_reason"]) == ("edge", "partial_image")
+    assert answer["accuracy"]["status"] == "best_effort"
 
 
 def test_on_miss_fail_refuses_a_partial_image_below_target_and_not_a_coarse_complete_one() -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from edge.escalation.client import DatacenterClient
 from hawkvision.core.errors import DeadlineMissed, Overloaded
-from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, OnMiss, Quality, Reason, Tier
+from hawkvision.core.types import (
+    AccuracyStatus,
+    Answer,
+    Basis,
+    DegradedReason,
+    MaxAccuracyDrop,
+    OnMiss,
+    Quality,
+    Reason,
+    Tier,
+)
 from hawkvision.servers.bodies import CallerGone
 from tests.edge.bench import SURE, UNSURE, Bench, bench, hardly_ever_later_than, known, misses, run
 from tests.edge.peer import Peer
@@ -99,7 +109,7 @@ def test_a_late_datacenter_is_cut_off_before_the_deadline(large: Peer) -> None:
             return await it.ask(target=Quality.BEST, deadline_ms=3_000.0)
 
     answer = run(scenario)
-    assert (answer.tier, answer.degraded, answer.reason) == (Tier.EDGE, True, Reason.TARGET)
+    assert (answer.tier, answer.degraded_reason, answer.reason) == (Tier.EDGE, DegradedReason.NO_REPLY, Reason.TARGET)
     assert answer.timing_ms.total > 2_500, "it waited for the datacenter as long as it could"
     assert answer.timing_ms.total < 10_000, "and not for the 30 s that the datacenter would have taken"
 
@@ -190,7 +200,8 @@ def test_a_hung_datacenter_is_marked_down_and_costs_only_the_first_caller(
         async with bench(large, UNSURE) as it:
             await known(it.node)
             large.delay_s = 30.0
-            assert (await it.ask(target=Quality.BEST)).degraded
+            assert (await it.ask(target=Quality.BEST)).degraded_reason is DegradedReason.NO_REPLY
+            assert (await it.ask(target=Quality.BEST)).degraded_reason is DegradedReason.UNREACHABLE
             assert it.node.datacenter is not None
             return it.node.datacenter.up
 
@@ -254,6 +265,7 @@ def test_three_requests_wait_for_a_link_that_is_always_late_and_none_after_them(
     answers, half_open = run(scenario)
     assert [answer.escalated for answer in answers] == [True] * 3 + [False] * 9
     assert {(answer.tier, answer.degraded) for answer in answers} == {(Tier.EDGE, True)}
+    assert answers[-1].degraded_reason is DegradedReason.NO_TIME
     assert half_open in (0.0, 1.0)
     assert 4 <= len(large.bodies) <= 6, "from then on, copies are sent at growing intervals"
 
