@@ -33,7 +33,8 @@ class Counts(Prediction, frozen=True):
         dict[str, dict[str, Count]], Meta(description="The number of objects, by region and by group of classes.")
     ]
     confidence: Annotated[
-        Probability, Meta(description="1 − the expected loss, by the calibrated probabilities of all boxes.")
+        Probability,
+        Meta(description="1 − the expected loss by the scores of all boxes. It ranks images, and is not calibrated."),
     ]
 
     def summary(self) -> str:

@@ -49,12 +49,18 @@ class DetectedObject(msgspec.Struct, frozen=True):
 class Detection(Prediction, frozen=True):
     """The objects of an image, surest first."""
 
-    objects: Annotated[tuple[DetectedObject, ...], Meta(description="The objects, surest first.")]
+    objects: Annotated[
+        tuple[DetectedObject, ...],
+        Meta(description="The objects from the task's `threshold` on (0.1 of `coco`), surest first."),
+    ]
     """At most `MOST`."""
     confidence: Annotated[
-        float, Meta(description="The expected F1 of the objects, by the calibrated probabilities of all boxes.")
+        float,
+        Meta(
+            description="The expected F1 by the scores of all boxes. It ranks images, and is not calibrated: no score "
+            "speaks of objects without any box, so it is too high on average."
+        ),
     ]
-    """It is too high where a model misses objects without any box: nothing in its output speaks of them."""
 
     def summary(self) -> str:
         """See `Prediction.summary`: how many objects of each class."""

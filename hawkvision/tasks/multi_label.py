@@ -37,9 +37,15 @@ TENSORS: Final[Mapping[str, TensorSpec]] = {
 class LabelSet(Prediction, frozen=True):
     """The labels that apply, surest first."""
 
-    labels: Annotated[tuple[LabelledClass, ...], Meta(description="The labels that apply, surest first.")]
+    labels: Annotated[
+        tuple[LabelledClass, ...], Meta(description="The labels from the task's `threshold` on, surest first.")
+    ]
     confidence: Annotated[
-        float, Meta(description="The expected Jaccard index of the labels, by the calibrated probabilities of all.")
+        float,
+        Meta(
+            description="The expected Jaccard index by the probabilities of all labels. It ranks images, and is not "
+            "calibrated."
+        ),
     ]
 
     def summary(self) -> str:
