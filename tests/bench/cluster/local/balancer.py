@@ -1,7 +1,7 @@
 """What stands in front of a cluster: a load balancer of connections with a health check, as a cloud has one.
 
 It knows nothing of HTTP beyond the check of Serve's proxies, repeats no request, and takes a node out as soon as the
-node refuses a connection or fails two checks.
+node refuses a connection or fails three checks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ frontend callers
 backend nodes
     balance roundrobin
     option httpchk GET /readyz
-    default-server check inter 500ms fall 2 rise 1 on-marked-down shutdown-sessions
+    default-server check inter 2s fall 3 rise 1 on-marked-down shutdown-sessions
 """
 
 
