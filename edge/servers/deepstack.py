@@ -1,6 +1,7 @@
-"""Detection in the form of DeepStack: `POST /v1/vision/detection`, as Frigate's detector plug-in calls it.
+"""Detection in the form of DeepStack: `POST /v1/vision/detection`, as Frigate's detector plug-in calls it, and
+`POST /v1/vision/custom/TASK`.
 
-    multipart/form-data: image, min_confidence (default 0.4), api_key
+    multipart/form-data: image, min_confidence (default 0.4, also if it is empty), api_key; others mean nothing
     200 {"success": true, "duration": 0.041, "predictions": [
           {"label": "person", "confidence": 0.93, "x_min": 12, "y_min": 40, "x_max": 97, "y_max": 231}, …]}
     4xx, 5xx {"success": false, "error": …, "code": …}
@@ -8,7 +9,8 @@
 Predictions are the surest objects from `min_confidence` on, the surest first, in pixels of the upright image. There
 are at most `MOST` of them, because Frigate has room for no more; `top_k` in the query allows more. Other fields of
 `/v1/infer` may be given in the query too. The key may be the header Authorization, or the field `api_key` of a form of
-at most `UNKEYED_BYTES`. `duration` is in seconds. Source of the form: DeepStack's documentation, object detection.
+at most `UNKEYED_BYTES`. `duration` is in seconds. Source of the form: DeepStack's documentation, object
+detection, and its server, which takes an empty confidence as none and ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from edge.servers.shared.request_fields import FIELDS, Source, distinct, parse_request, unknown_field
+from edge.servers.shared.request_fields import FIELDS, Source, distinct, parse_request
 from hawkvision.core.errors import Unauthorized
 from hawkvision.core.types import Answer, RequestFields
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.servers.keys import Keys
+from hawkvision.tasks.registry import DEEPSTACK_CUSTOM, DEEPSTACK_PATH
 
 MOST: Final = 20
 MIN_CONFIDENCE: Final = 0.4
@@ -31,6 +34,11 @@ UNKEYED_BYTES: Final = 1024 * 1024
 """Longest form of a caller whose key is in it, and who is unknown until it has been read. Frigate sends some 30 kB."""
 _TURNED: Final = 5
 """From this EXIF orientation on, width and height are exchanged."""
+
+
+def takes_form(path: str) -> bool:
+    """Whether images in DeepStack's form are sent to a path."""
+    return path == DEEPSTACK_PATH or (path.startswith(DEEPSTACK_CUSTOM) and path != f"{DEEPSTACK_CUSTOM}list")
 
 
 def check_unkeyed(declared: str | None, keys: Keys) -> None:
@@ -50,25 +58,24 @@ def check_unkeyed(declared: str | None, keys: Keys) -> None:
         )
 
 
-def parse(query: Sequence[Source], fields: Sequence[Source]) -> tuple[RequestFields, float, int, str | None]:
-    """The request in a query and the fields of a form.
+def parse(path: str, query: Sequence[Source], fields: Sequence[Source]) -> tuple[RequestFields, float, int, str | None]:
+    """The request in a path, which may name the task, a query, and the fields of a form.
 
     Returns:
         The request, the least confidence of an object, how many objects at most, and the key in the form as the value
         of the header Authorization.
 
     Raises:
-        BadField: for an unknown field, or a value out of range.
+        BadField: for an unknown field of the query, a value out of range, or another task there than in the path.
     """
     key, min_confidence = None, MIN_CONFIDENCE
-    for where, name, text in distinct(fields):
+    for where, name, text in distinct(each for each in fields if each[1] in ("api_key", "min_confidence")):
         if name == "api_key":
             key = text or None
-        elif name == "min_confidence":
+        elif text:
             min_confidence = FIELDS[name].read(f"{where}: {name}", text)
-        elif name != "admin_key":
-            raise unknown_field(where, name, ("image", "min_confidence", "api_key"))
-    request = parse_request(query)
+    named = [("path", "task", path.removeprefix(DEEPSTACK_CUSTOM))] if path != DEEPSTACK_PATH else []
+    request = parse_request([*named, *query])
     most = request.top_k if any(name == "top_k" for _, name, _ in query) else MOST
     return request, min_confidence, most, None if key is None else f"Bearer {key}"
 

@@ -68,7 +68,6 @@ class HttpApp:
             INFER_PATH: partial(self._answer_image, None),
             CLASSIFY_PATH: partial(self._answer_image, KIND_OF_FORM[CLASSIFY_PATH]),
             DETECT_PATH: partial(self._answer_image, KIND_OF_FORM[DETECT_PATH]),
-            DEEPSTACK_PATH: self._answer_deepstack,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,6 +79,8 @@ class HttpApp:
         handler = self._handlers.get(path)
         if handler is None and oip_routes.is_infer(path):
             handler = self._infer
+        if handler is None and deepstack.takes_form(path):
+            handler = self._answer_deepstack
         if handler is not None:
             await send_reply(send, await self._answered(handler, scope, Body(self._front.bodies, receive)))
             return
@@ -108,7 +109,7 @@ class HttpApp:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
             # DeepStack's callers send their key in the form.
-            caller = "" if scope["path"] == DEEPSTACK_PATH else self._authorize(scope, INFER)
+            caller = "" if handler == self._answer_deepstack else self._authorize(scope, INFER)
             answered = await handler(front.ready_tasks(), scope, body, started, trace, caller)
         except asyncio.CancelledError:  # a stopping server cancels this task, which ends here anyway
             stopped = NotReady("the node had to stop before it could answer")
@@ -163,7 +164,7 @@ class HttpApp:
         check_form(content_type)
         data = await read_body(body, headers, self._front.bodies.max_body_bytes if keyed else deepstack.UNKEYED_BYTES)
         image, fields = await read_form(content_type, data)
-        request, least, most, authorization = deepstack.parse(read_query(scope["query_string"]), fields)
+        request, least, most, authorization = deepstack.parse(scope["path"], read_query(scope["query_string"]), fields)
         if not keyed:
             caller = self._authorize(scope, INFER, authorization)
         node = self._chosen(tasks, request.task, KIND_OF_FORM[DEEPSTACK_PATH], scope, body)
@@ -218,6 +219,6 @@ class HttpApp:
         total_ms = (self._front.clock.now() - started) * 1e3
         headers += [*error_headers(refused), (b"server-timing", b"total;dur=%.3f" % total_ms)]
         body = refused.body()
-        if scope["path"] == DEEPSTACK_PATH:
+        if deepstack.takes_form(scope["path"]):
             body = deepstack.refused(body)
         return reply_of(refused.status, encode(body), headers)

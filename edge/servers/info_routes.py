@@ -24,6 +24,7 @@ from edge.serving.targets_listing import describe_targets
 from edge.serving.tasks import describe_tasks, readiness
 from hawkvision.core.errors import BadField, HawkVisionError, MethodNotAllowed, NotFound
 from hawkvision.core.escalation_api import TRANSPORT_PATH
+from hawkvision.tasks.registry import DEEPSTACK_CUSTOM, DEEPSTACK_PATH, KIND_OF_FORM
 
 CALLER: Final = "hawkvision.caller"
 """Key of the caller in a request's scope (`edge.monitoring.stream_keys.caller_of`)."""
@@ -44,6 +45,10 @@ def pages(frontend: Frontend) -> Starlette:
         node = ready_tasks().node(read_task(request.scope["query_string"]))
         return _json(describe_targets(node, request.scope.get(CALLER, "")))
 
+    async def custom_list(_: Request) -> Response:
+        served = [each.task for each in ready_tasks().nodes if each.kind.name == KIND_OF_FORM[DEEPSTACK_PATH]]
+        return _json({"success": True, "models": served})
+
     async def transport(_: Request) -> Response:
         ready_tasks()
         return _json(frontend.transports())
@@ -62,6 +67,8 @@ def pages(frontend: Frontend) -> Starlette:
         routes=[
             Route("/healthz", _healthz, methods=get),
             Route("/readyz", readyz, methods=get),
+            Route("/v1/status/ping", _ping, methods=get),
+            Route(f"{DEEPSTACK_CUSTOM}list", custom_list, methods=["POST"]),
             *oip_routes.routes(frontend),
             Route("/v1/tasks", tasks, methods=get),
             Route("/v1/targets", targets, methods=get),
@@ -109,3 +116,7 @@ async def _on_defect(_: Request, error: Exception) -> Response:
 
 async def _healthz(_: Request) -> Response:
     return _json({"status": "alive"})
+
+
+async def _ping(_: Request) -> Response:
+    return _json({"success": True})

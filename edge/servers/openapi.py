@@ -25,6 +25,7 @@ from hawkvision.servers.keys import OPEN_PATHS
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import (
     CLASSIFY_PATH,
+    DEEPSTACK_CUSTOM,
     DEEPSTACK_PATH,
     DETECT_PATH,
     INFER_PATH,
@@ -73,6 +74,7 @@ _PAGES: Final = (
     (TRANSPORT_PATH, "Where images may be sent as datagrams", "transport", Transports),
     ("/healthz", "The process is alive", "healthz", None),
     ("/readyz", "Models are loaded and warm", "readyz", None),
+    ("/v1/status/ping", "The process is alive (DeepStack)", "ping", None),
     ("/v2/health/live", "The process is alive (Open Inference Protocol)", "live", None),
     ("/v2/health/ready", "Models are loaded and warm (Open Inference Protocol)", "ready", None),
     ("/v2", "Name, version and extensions (Open Inference Protocol)", "server", None),
@@ -182,8 +184,12 @@ def _page_paths() -> dict[str, Any]:
             paths[path]["parameters"] = [_parameter("task", "path")]
         elif path in ("/v1/targets", "/readyz"):
             paths[path]["parameters"] = [_parameter("task")]
-    index = _operation("What is loaded (Triton)", "repositoryIndex", {_JSON: {}}, ("400", "401", "403", "503"))
-    return {**paths, "/v2/repository/index": {"post": index}}
+    for path, summary, operation in (
+        ("/v2/repository/index", "What is loaded (Triton)", "repositoryIndex"),
+        (f"{DEEPSTACK_CUSTOM}list", "The detection tasks (DeepStack)", "deepstackList"),
+    ):
+        paths[path] = {"post": _operation(summary, operation, {_JSON: {}}, ("400", "401", "403", "503"))}
+    return paths
 
 
 def _image_paths(kinds: Kinds) -> dict[str, Any]:
@@ -194,7 +200,9 @@ def _image_paths(kinds: Kinds) -> dict[str, Any]:
         if (kind := kinds.get(KIND_OF_FORM[path])) is not None:
             paths[path] = {"post": _images(summary, path.rpartition("/")[2], kind)}
     infer = {"post": _infer(), "parameters": [_parameter("task", "path")]}
-    return {**paths, DEEPSTACK_PATH: {"post": _deepstack()}, "/v2/models/{task}/infer": infer}
+    custom = {"post": _deepstack("deepstackCustom"), "parameters": [_parameter("task", "path")]}
+    paths[DEEPSTACK_PATH] = {"post": _deepstack("deepstackDetection")}
+    return {**paths, f"{DEEPSTACK_CUSTOM}{{task}}": custom, "/v2/models/{task}/infer": infer}
 
 
 def _form(**fields: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +228,7 @@ def _images(summary: str, operation: str, kind: type[TaskKind[Any]] | None = Non
     )
 
 
-def _deepstack() -> dict[str, Any]:
+def _deepstack(operation: str) -> dict[str, Any]:
     confidence = {"type": "number", "minimum": 0, "maximum": 1, "default": deepstack.MIN_CONFIDENCE}
     form = _form(
         min_confidence=confidence | {"description": "Leave out less confident objects."},
@@ -228,7 +236,7 @@ def _deepstack() -> dict[str, Any]:
     )
     return _operation(
         "Find objects in an image (DeepStack)",
-        "deepstackDetection",
+        operation,
         {_JSON: {"schema": _reference(deepstack.Predictions.__name__)}},
         description=f"The {deepstack.MOST} surest objects, or `top_k` of the query, in pixels; Frigate's detector "
         "`deepstack` calls this. The query takes the fields of /v1/infer.",

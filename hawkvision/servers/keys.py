@@ -50,7 +50,7 @@ EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
 
 _DOCS: Final = ("page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js")
 OPEN_PATHS: Final = frozenset(
-    {"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH}
+    {"/healthz", "/readyz", "/v1/status/ping", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH}
     | {"/docs", *(f"/docs/{name}" for name in _DOCS)}
 )
 """Paths without a key: whether the server is up, where it listens for datagrams, and the page that asks for a key and
@@ -60,9 +60,9 @@ shows `/openapi.json`. A client asks for the address over plain HTTP and must no
 _RULES: Final = tuple(
     (method, re.compile(path, re.DOTALL), needed)
     for method, path, needed in (
-        ("POST", rf"/v1/(classify|detect|infer|vision/detection)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
+        ("POST", r"/v2/repository/index|/v1/vision/custom/list", EITHER),  # how these protocols list models
+        ("POST", rf"/v1/(classify|detect|infer|vision/.+)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
         ("GET", rf"{re.escape(STAGES_PATH)}|/v1/(tasks|targets)|/openapi[.]json|/v2(/.*)?", EITHER),
-        ("POST", r"/v2/repository/index", EITHER),  # the protocol's way to list models
         ("GET", r".*", OBSERVE),  # /metrics, and what is not found
         ("HEAD", r".*", OBSERVE),
     )

@@ -30,6 +30,8 @@ CLASSIFY_PATH: Final = "/v1/classify"
 DETECT_PATH: Final = "/v1/detect"
 DEEPSTACK_PATH: Final = "/v1/vision/detection"
 """In DeepStack's form (`edge.servers.deepstack`)."""
+DEEPSTACK_CUSTOM: Final = "/v1/vision/custom/"
+"""In DeepStack's form, followed by the name of a detection task, or by `list`."""
 KIND_OF_FORM: Final[Mapping[str, str]] = MappingProxyType(
     {CLASSIFY_PATH: "classification", DETECT_PATH: "detection", DEEPSTACK_PATH: "detection"}
 )

@@ -257,16 +257,49 @@ def form(*fields: tuple[str, str], image: bytes = IMAGE) -> tuple[bytes, dict[st
     return "".join(parts).encode() + last + b"--b--\r\n", {"Content-Type": "multipart/form-data; boundary=b"}
 
 
-def test_the_form_of_deepstack_filters_by_confidence_and_refuses_what_it_does_not_know() -> None:
-    def calls(port: int) -> list[Reply]:
-        given = [("min_confidence", "0.6"), ("min_confidence", "0"), ("min_confidence", "2"), ("max", "1")]
-        return [post(port, "/v1/vision/detection", *form(field)) for field in given]
-
-    few, all_of_them, out_of_range, unknown = with_node(calls)
-    assert (len(few.json["predictions"]), len(all_of_them.json["predictions"])) == (1, 3)
-    for reply, says in ((out_of_range, "min_confidence"), (unknown, "'max'")):
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        (("min_confidence", "0.6"), 1),
+        (("min_confidence", "0"), 3),
+        (("min_confidence", ""), 2),
+        (("max", "1"), 2),
+        (("typedfaces", ""), 2),
+        (("min_confidence", "2"), None),
+    ],
+)
+def test_the_form_of_deepstack_filters_by_confidence_and_ignores_what_it_does_not_know(
+    field: tuple[str, str], found: int | None
+) -> None:
+    reply = with_node(lambda port: post(port, "/v1/vision/detection", *form(field)))
+    if found is None:
         assert (reply.status, reply.json["success"], reply.json["code"]) == (400, False, "bad_field")
-        assert says in reply.json["error"]
+        assert "min_confidence" in reply.json["error"]
+    else:
+        assert (reply.status, len(reply.json["predictions"])) == (200, found)
+
+
+def test_a_custom_model_of_deepstack_is_the_detection_task_of_that_name() -> None:
+    def calls(port: int) -> list[Reply]:
+        names = ("animals", "animals?task=animals", "animals?task=digits", "digits", "nobody", "")
+        asked = [post(port, f"/v1/vision/custom/{name}", *form()) for name in names]
+        return [get(port, "/v1/status/ping"), post(port, "/v1/vision/custom/list", b""), *asked]
+
+    ping, listed, *replies = with_node(calls)
+    assert (ping.status, ping.json) == (200, {"success": True})
+    assert (listed.status, listed.json) == (200, {"success": True, "models": ["animals"]})
+    assert [reply.status for reply in replies] == [200, 200, 400, 400, 404, 400]
+    assert [reply.json["success"] for reply in replies] == [True, True, False, False, False, False]
+    assert [len(reply.json["predictions"]) for reply in replies[:2]] == [2, 2]
+
+
+def test_a_custom_model_asks_for_the_key_in_the_form_and_a_ping_for_none() -> None:
+    def calls(port: int) -> list[int]:
+        path = "/v1/vision/custom/animals"
+        given = [exchange(port, as_frigate(port, IMAGE, key, path)).status for key in ("", KEY)]
+        return [*given, get(port, "/v1/status/ping").status, post(port, "/v1/vision/custom/list", b"").status]
+
+    assert with_node(calls, key=KEY) == [401, 200, 200, 401]
 
 
 def test_what_is_no_form_of_deepstack_is_refused_in_its_words_and_the_next_is_answered() -> None:

@@ -127,7 +127,7 @@ FIELDS = st.lists(st.tuples(st.sampled_from(["query", "multipart"]), NAMES, VALU
 @example([("query", "top_k", "²")], [])
 def test_any_fields_are_a_request_of_deepstack_or_refused(query: Any, fields: Any) -> None:
     try:
-        _, least, most, authorization = parse(query, fields)
+        _, least, most, authorization = parse("/v1/vision/detection", query, fields)
     except RequestError as error:
         assert isinstance(error, BadField)  # noqa: PT017
         return
