@@ -12,8 +12,9 @@ more errors arise only in the client:
     ├── Unreachable   no connection, a broken one, or no reply within `timeout_s`
     └── BadReply      the reply is not that of a node
 
-A call with `deadline_ms` raises `DeadlineMissed` at the latest `late_s` after the deadline. With `on_miss=wait` only
-`timeout_s` applies. After a fork a client also works in the child, over new connections.
+A call with `deadline_ms` raises `DeadlineMissed` at the latest `late_s` after the deadline. With `on_miss=wait`, and
+over HTTP with `on_miss=degrade` unless `late_s` is given, only `timeout_s` applies. After a fork a client also works in
+the child, over new connections.
 
 With `transport="datagram"` images travel as datagrams, for links with packet loss. An image is sent unchanged if the
 link is known to be fast and its losses can be repaired in time. Otherwise it is reduced to what the node's models use

@@ -33,7 +33,7 @@ from hawkvision.client.response import (
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError, NotReady
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 from hawkvision.core.server_access import check_server_url, clean_key
-from hawkvision.core.types import Answer, Prediction
+from hawkvision.core.types import Answer, OnMiss, Prediction
 from hawkvision.tasks.registry import CLASSIFY_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM, kind_class
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ TIMEOUT_S: Final = 30.0
 CONNECTIONS: Final = 16
 """Default of `connections`."""
 LATE_S: Final = 1.0
-"""Default of `late_s`. TCP repeats a lost first segment after one second (RFC 6298 §2), so one loss costs no answer."""
+"""Least default of `late_s`. TCP repeats a lost first segment after 1 s (RFC 6298 §2), so one loss costs no answer."""
 PAUSE_S: Final = (0.1, 1.0)
 """First and longest pause before another attempt, or another check whether a node has started; it doubles each time."""
 
@@ -73,7 +73,8 @@ class ClientOptions(TypedDict, total=False):
     """Time for one attempt, from an open connection to the last byte of the reply; 30 by default. Connecting may take
     as long again. With a `deadline_ms` both share the time."""
     late_s: float
-    """How long after its `deadline_ms` a call may still return an answer; less than `timeout_s`, 1 by default."""
+    """How long after its `deadline_ms` a call may still return an answer, within `timeout_s`. Default: as long as that
+    with `on_miss=degrade` over HTTP, else 1."""
     connections: int
     """Connections open at once; 16 by default. Further calls wait for a free one before their time begins. The datagram
     transport has one connection and sends this many images at once."""
@@ -122,7 +123,7 @@ class AsyncClient:
         api_key = options.get("api_key")
         self._api_key = clean_key(api_key, "api_key") if api_key else None
         self._timeout_s = options.get("timeout_s", TIMEOUT_S)
-        self._late_s = options.get("late_s", LATE_S)
+        self._late_s = options.get("late_s")
         self._connections = options.get("connections", CONNECTIONS)
         self._places = asyncio.Semaphore(self._connections)
         self._retry_budget_s = options.get("retry_budget_s", 0.0)
@@ -227,7 +228,10 @@ class AsyncClient:
             else:
                 assert isinstance(body, bytes)
                 exchange = partial(self._http.exchange, "POST", path, query, body)
-            return await self._retried(exchange, f"{self.url}{path}", budget_s, deadline_ms)
+            late_s = self._late_s
+            if late_s is None:  # a node that is asked to degrade answers, however late
+                late_s = LATE_S if self._datagram or fields.get("on_miss") == OnMiss.FAIL else self._timeout_s
+            return await self._retried(exchange, f"{self.url}{path}", budget_s, deadline_ms, late_s)
 
     async def tasks(self) -> dict[str, Any]:
         """The reply to `GET /v1/tasks`: the tasks that the node serves, with their kinds, the default first.
@@ -342,12 +346,12 @@ class AsyncClient:
             return await self._retried(exchange, f"{self.url}{path}", budget_s)
 
     async def _retried(
-        self, exchange: Exchange, where: str, budget_s: float, deadline_ms: float | None = None
+        self, exchange: Exchange, where: str, budget_s: float, deadline_ms: float | None = None, late_s: float = LATE_S
     ) -> dict[str, Any]:
         """The JSON object of a 200 reply; retries within `budget_s`. The call's time begins now."""
         began, spent_s, backoff_s = _now(), 0.0, PAUSE_S[0]
         while True:
-            limit = TimeLimit.after(_now() - began if spent_s else 0.0, self._timeout_s, deadline_ms, self._late_s)
+            limit = TimeLimit.after(_now() - began if spent_s else 0.0, self._timeout_s, deadline_ms, late_s)
             retry_after = None
             failure: HawkVisionError
             try:

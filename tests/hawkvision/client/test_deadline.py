@@ -57,6 +57,15 @@ def test_an_answer_that_is_a_little_late_is_an_answer(start: Start) -> None:
         assert client.classify(b"x", deadline_ms=1.0) == ANSWER
 
 
+def test_who_takes_a_degraded_answer_gets_it_however_late_it_is(start: Start) -> None:
+    node = start(ok(), ok())
+    node.delay_s = 1.2
+    with Client(node.url) as client:
+        assert client.classify(b"x", deadline_ms=1.0) == ANSWER
+        with pytest.raises(DeadlineMissed):
+            client.classify(b"x", deadline_ms=1.0, on_miss="fail")
+
+
 def test_a_second_attempt_has_what_is_left_of_the_deadline(start: Start) -> None:
     node = start(refusal(Overloaded("full", 0.0), Retry_After="0"), ok())
     node.delay_s = 0.05
