@@ -315,16 +315,16 @@ def check_stage(measured: StageProfile, manifest: Manifest, where: str) -> None:
         ManifestError: naming the variant and what differs.
     """
     build, calibrate = advise("models build", "--task", manifest.task), advise("calibrate", "--task", manifest.task)
-    mend = f"rebuild it with `{build}` or certify it with `{calibrate} --data IMAGES`"
+    certify = f"certify it with `{calibrate} --data IMAGES`"
     for variant in manifest.members(measured.name):
         expected = measured.models.get(variant.name)
         if expected != variant.sha256:
             raise ManifestError(
                 f"{where}: certificates were made for {variant.name} with sha256 {expected}, but the manifest has "
-                f"{variant.sha256}; {mend}"
+                f"{variant.sha256}; rebuild it with `{build}` or {certify}"
             )
     if measured.fingerprint != manifest.fingerprint(measured.name):
         raise ManifestError(
             f"{where}: certificates were made for {measured.name} with another input or temperature than the "
-            f"manifest has; {mend}"
+            f"manifest has; {certify}"
         )

@@ -24,7 +24,7 @@ class TargetFields(msgspec.Struct, frozen=True):
     ] = UNSET
     quality: Annotated[Quality | UnsetType, Meta(description="A class of targets.")] = UNSET
     min_confidence: Annotated[
-        Fraction | UnsetType, Meta(description="Right with at least this calibrated probability, or escalated.")
+        Fraction | UnsetType, Meta(description="The `confidence` that the answer has at least, or it is escalated.")
     ] = UNSET
 
 

@@ -126,7 +126,7 @@ class MaxAccuracyDrop:
 
 @dataclass(frozen=True, slots=True)
 class MinConfidence:
-    """Escalate unless this answer is right with at least this calibrated probability."""
+    """Escalate unless the answer's `confidence` is at least this; see the kind of the task for what that says."""
 
     value: float
 

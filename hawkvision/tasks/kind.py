@@ -60,7 +60,7 @@ class TaskKind(MeasuredKind[PredictionT]):
     """The tensors that `tensors` makes, by name; none where predictions are sent as JSON only."""
 
     def confidence(self, prediction: PredictionT) -> float:  # noqa: ARG002 - for kinds that state one
-        """The calibrated probability that the prediction is right, 0..1, for `min_confidence`.
+        """How sure the prediction is, 0..1, for `min_confidence`; the kind says whether it is a calibrated probability.
 
         Raises:
             BadField: if the kind states none of a whole prediction.

@@ -23,4 +23,6 @@ def test_every_dependency_of_the_base_is_a_wheel(processor: str, python: str, tm
          "--only-binary=:all:", "--python-version", python, *words, *needed],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+    if "Retrying" in done.stderr:  # pip's word when it gets no connection
+        pytest.skip("the package index cannot be reached")
     assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from hawkvision.core.escalation_api import DEADLINE_HEADER
 from hawkvision.system.child_server import running
 from tests.bench.servers.overhead.node import pinned
 
@@ -42,9 +43,9 @@ class Caller:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._places = asyncio.Semaphore(CONNECTIONS)
 
-    async def ask(self, body: bytes, query: str = "", method: str = "POST") -> tuple[int, bytes]:
-        """The status and the body of one reply; status 0 for a broken connection."""
-        head = f"{method} {self._path}{query} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    async def ask(self, body: bytes, lines: str = "", method: str = "POST") -> tuple[int, bytes]:
+        """The status and the body of one reply; status 0 for a broken connection. `lines` are further headers."""
+        head = f"{method} {self._path} HTTP/1.1\r\nHost: {self._host}\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
         async with self._places:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -75,14 +76,14 @@ def images(count: int = 5) -> list[bytes]:
     ]
 
 
-async def closed_loop(caller: Caller, bodies: list[bytes], query: str) -> float:
+async def closed_loop(caller: Caller, bodies: list[bytes]) -> float:
     """Answers a second to eight callers."""
     done, end = 0, time.monotonic() + CLOSED_LOOP_S
 
     async def ask_again() -> None:
         nonlocal done
         while time.monotonic() < end:
-            await caller.ask(bodies[done % len(bodies)], query)
+            await caller.ask(bodies[done % len(bodies)])
             done += 1
 
     await asyncio.gather(*(ask_again() for _ in range(8)))
@@ -94,7 +95,6 @@ async def open_loop(
     health: Caller,
     bodies: list[bytes],
     truth: list[object],
-    query: str,
     rate: float,
     seconds: float,
     deadline_ms: float,
@@ -102,10 +102,10 @@ async def open_loop(
     """What became of `rate` requests a second."""
     rows: list[tuple[float, int, bool]] = []
     probes: list[float] = []
-    begun = time.monotonic()
+    begun, line = time.monotonic(), f"{DEADLINE_HEADER}: {deadline_ms}\r\n"
 
     async def one(number: int, due: float) -> None:
-        status, reply = await caller.ask(bodies[number % len(bodies)], f"{query}&deadline_ms={deadline_ms:g}")
+        status, reply = await caller.ask(bodies[number % len(bodies)], line)
         right = status == 200 and json.loads(reply).get("label") == truth[number % len(bodies)]
         rows.append(((time.monotonic() - due) * 1e3, status, right))
 
@@ -138,16 +138,16 @@ async def open_loop(
 
 async def measure(url: str, options: argparse.Namespace) -> list[tuple[float, float, dict[str, float]]]:
     """(level, capacity, result) of each window."""
-    bodies, query = images(), f"?quality={options.quality}{options.also}"
+    bodies = images()
     caller = Caller(url, options.path, kept=not options.new)
-    truth = [json.loads((await caller.ask(body, query))[1])["label"] for body in bodies]
+    truth = [json.loads((await caller.ask(body))[1])["label"] for body in bodies]
     found = []
     for _ in range(options.rounds):
-        capacity = await closed_loop(caller, bodies, query)
+        capacity = await closed_loop(caller, bodies)
         for level in LEVELS:
             health = Caller(url, "/healthz", kept=False)
             result = await open_loop(
-                caller, health, bodies, truth, query, level * capacity, options.seconds, options.deadline_ms
+                caller, health, bodies, truth, level * capacity, options.seconds, options.deadline_ms
             )
             found.append((level, capacity, result))
             await asyncio.sleep(1.0)
@@ -174,9 +174,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="of a server that runs; default: an edge node of its own")
-    parser.add_argument("--path", default="/v1/classify")
-    parser.add_argument("--quality", default="fast")
-    parser.add_argument("--also", default="", help="more of the query, such as '&on_miss=fail'")
+    parser.add_argument("--path", default="/v1/classify?quality=fast", help="`/v1/infer` for a datacenter tier")
     parser.add_argument("--deadline-ms", type=float, default=300.0)
     parser.add_argument("--new", action="store_true", help="a new connection for each request")
     parser.add_argument("--rounds", type=int, default=3)
