@@ -56,7 +56,7 @@ def test_packages_of_the_runtime_are_separated_from_others_of_similar_names(tmp_
 
 
 def test_missing_gpu_names_the_extra_that_brings_it() -> None:
-    with pytest.raises(BackendError, match=rf"{CUDA} is not installed.*{CPU}.*install hawkvision\[gpu\]"):
+    with pytest.raises(BackendError, match=rf"{CUDA} is not installed.*{CPU}.*install the extra `gpu`"):
         OnnxRuntimeBackend(tiny_classifier(), (CUDA, CPU))
     finding = by_check((CUDA, CPU))[f"provider {CUDA}"]
     assert finding.level is Level.PROBLEM
