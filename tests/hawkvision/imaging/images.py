@@ -8,11 +8,13 @@ import zlib
 from typing import Any
 
 import numpy as np
+import pillow_heif
 from PIL import Image, ImageOps
 
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.preprocessing import decode, probe
 
+pillow_heif.register_heif_opener()
 MAX_PIXELS = 1_000_000
 LARGE = 100_000
 """A `min_side` that no test image reaches, so that nothing is decoded at a reduced scale."""

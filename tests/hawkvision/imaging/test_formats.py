@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import numpy as np
-import pillow_heif
 import pytest
 from PIL import Image
 
@@ -18,8 +17,6 @@ from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.preprocessing import decode, probe
 from hawkvision.models.manifest import InputSpec
 from tests.hawkvision.imaging.images import MAX_PIXELS, encode, encoded_image, furthest, oriented, pillow, read, scene
-
-pillow_heif.register_heif_opener()
 
 KINDS: dict[str, dict[str, Any]] = {"GIF": {}, "BMP": {}, "TIFF": {}, "AVIF": {}, "HEIF": {}}
 NAMES = {"GIF": "GIF", "BMP": "BMP", "TIFF": "TIFF", "AVIF": "AVIF", "HEIF": "HEI[CF]"}

@@ -10,7 +10,6 @@ import tracemalloc
 import zlib
 
 import numpy as np
-import pillow_heif
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -335,7 +334,6 @@ def check_any(body: bytes) -> None:
 
 
 ODD = {kind: this.body for kind, this in {**odd_jpegs(scene(24, 40)), **odd_pngs(scene(24, 40))}.items()}
-pillow_heif.register_heif_opener()
 ANY = (*BODIES, *ODD.values(), *(encoded_image(kind) for kind in ("GIF", "BMP", "TIFF", "AVIF", "HEIF")))
 
 

@@ -21,6 +21,7 @@ import pytest
 
 from hawkvision.models.sample_images import photographs
 from hawkvision.system.child_server import running
+from tests.fuzz.examples import ASKED
 from tests.system import pages
 from tests.system.cluster.machines import Machine, two_machines
 from tests.system.pages import Block
@@ -102,6 +103,7 @@ class Terminals:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes machines of namespaces")
+@pytest.mark.skipif(ASKED != "nightly", reason="the walk of two machines takes ten minutes: make test-thorough")
 def test_a_cluster_of_two_machines_grows_is_updated_and_shrinks_as_the_page_says(cascade: None, tmp_path: Path) -> None:
     for program in ("curl", "ip", "nsenter"):
         assert shutil.which(program), f"{program} is not installed"
@@ -117,4 +119,6 @@ def test_a_cluster_of_two_machines_grows_is_updated_and_shrinks_as_the_page_says
             if "edge up" in block.text:
                 terminals.load("first", (tmp_path / "edge-1.key").read_text().strip())
     assert (tmp_path / "cluster.env").stat().st_mode & 0o077 == (tmp_path / "edge-1.key").stat().st_mode & 0o077 == 0
-    assert statuses.keys() == {"200"}, statuses
+    # A caller that does not repeat a 503, which names a time to come back, may meet one while proxies change.
+    assert statuses.keys() <= {"200", "503"}, statuses
+    assert statuses["503"] <= statuses["200"] // 100, statuses
