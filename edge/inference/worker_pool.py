@@ -99,7 +99,7 @@ class WorkerPool(Generic[T]):
         self._queue.check((caller, deadline is not None, heavy), left_s)
 
     def reserve(self, caller: str, deadline: float | None, *, heavy: bool = False) -> Place:
-        """Keep a place for a job that `check` found in time; whoever submits no job releases the place."""
+        """Keep a place for a job that `check` found in time. Without a job, release it."""
         return Place(self._queue.admission, (caller, deadline is not None, heavy), time.monotonic())
 
     def submit(

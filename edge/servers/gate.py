@@ -1,8 +1,8 @@
-"""Refuses at the end of its head a request that would be late, which costs a tenth of what an answer costs.
+"""Refuses a request that would be late at the end of its head, before the server starts anything for it.
 
-What a busy node cannot answer must cost it next to nothing. So the server asks before it starts anything for a
-request. A request that may come in has a place in the pool from the end of its body on, so that what waits on the event
-loop is counted as well. What is not plain here is left to `edge.servers.http`, which asks the pool again.
+What a busy node cannot answer must cost it next to nothing. A request that may come in has a place in the pool from the
+end of its body on, so that what waits on the event loop is counted as well. Forms, browsers' requests and the other
+protocols are left to `edge.servers.http`, which asks the pool itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN: Final = (b"image/", b"application/octet-stream")
 
 
 class Gate:
-    """Asked by the connections of one server (`hawkvision.servers.protocol.Gate`)."""
+    """The gate of one node's HTTP server."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._front = frontend
@@ -33,14 +33,7 @@ class Gate:
     def admit(
         self, url: bytes, headers: list[tuple[bytes, bytes]], client: tuple[str, int] | None, waited_s: float
     ) -> bytes | Callable[[], Place] | None:
-        """What to do with a POST: the response that refuses it, or what makes its place. None leaves it to the server.
-
-        Args:
-            url: path and query.
-            headers: names in lower case.
-            client: the caller's address.
-            waited_s: seconds since it reached the kernel.
-        """
+        """See `hawkvision.servers.protocol.Gate`."""
         raw_path, _, query = url.partition(b"?")
         path = raw_path.decode("latin-1")
         kind = KIND_OF_FORM.get(path)

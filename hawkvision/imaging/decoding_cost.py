@@ -41,9 +41,9 @@ BLOCK: Final = 32
 OTHER_BYTES: Final = 24
 """Bytes per pixel of a format that Pillow reads."""
 HEAVY_WORK: Final = 16 << 20
-"""An image that takes as long as a JPEG of more pixels is heavy: more than about 100 ms on one core."""
+"""An image that takes as long as a JPEG of more pixels is heavy."""
 MOST_WORK: Final = 1 << 30
-"""An image that takes as long as a JPEG of more pixels is refused: about 10 s."""
+"""An image that takes as long as a JPEG of more pixels is refused."""
 SLOW: Final = 4
 """A pixel of another format takes at most about as long as so many of a JPEG."""
 SMALL_PIXELS: Final = 1 << 19

@@ -5,8 +5,8 @@
     TIFF        order, place of the directory: count { tag type number value }*    BigTIFF: the same, 64 bits wide
     HEIF, AVIF  boxes { length:4 type:4 payload }*  meta { pitm, iloc, iinf, iprp { ipco { ispe, irot … } ipma } }
 
-No more is read than `MAX_…` items, so this may run on an event loop. Libraries have no such bounds: Pillow reads half a
-million tags in eleven seconds. What a decoder does not need of a GIF or TIFF is not given to it (`reduced`).
+No more is read than `MAX_…` items, so this may run on an event loop. Libraries have no such bounds. What a decoder does
+not need of a GIF or TIFF is not given to it (`reduced`).
 Sources: GIF89a, TIFF 6.0 with Adobe's BigTIFF, ISO/IEC 14496-12 §8.11 and 23008-12 §6.5 (HEIF).
 """
 

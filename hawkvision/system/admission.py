@@ -34,7 +34,7 @@ class TooLateToBegin(Overloaded):
 class Admission:
     """Counts the requests inside by caller, and learns the rate at which they leave. Time is the caller's clock.
 
-    Whoever finds a worker free is admitted whatever the estimate says, so that the estimate always learns.
+    A request that finds a worker free is admitted whatever the estimate says, so that the estimate always learns.
     """
 
     def __init__(self, limit: int, parallel: int) -> None:
@@ -53,7 +53,7 @@ class Admission:
         self._since = 0.0
         """When the last request left, or the first came after that."""
 
-    def wait_s(self, caller: Hashable = None) -> float:
+    def wait_s(self, caller: Hashable) -> float:
         """How long a request of this caller would wait for a worker."""
         own = self._of.get(caller, 0)
         ahead = own + sum(min(number, own + 1) for other, number in self._of.items() if other != caller)

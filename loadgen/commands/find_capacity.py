@@ -178,14 +178,7 @@ async def run(given: CapacityOptions) -> int:
             origin=started,
         )
         console.print(conclusion(found))
-        if given.json is not None:
-            write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-        if given.html is not None:
-            from loadgen.analysis.capacity_page import capacity_page
-
-            labelled = setup_.dataset.labels is not None
-            page = capacity_page(given.url, conclusion(found), probes, given.p99_ms, started, labelled=labelled)
-            write_atomic(given.html, page.encode())
+        _write(given, found, labelled=setup_.dataset.labels is not None)
 
     with first_interrupt() as stop:
         async with WorkerProcesses(setup_.processes) as workers:
@@ -219,6 +212,17 @@ async def run(given: CapacityOptions) -> int:
     if interrupted:
         return INTERRUPTED_STATUS
     return 0 if search.confirmed is not None else 1
+
+
+def _write(given: CapacityOptions, found: Capacity, *, labelled: bool) -> None:
+    """Write the files that were asked for."""
+    if given.json is not None:
+        write_atomic(given.json, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if given.html is not None:
+        from loadgen.analysis.capacity_page import capacity_page
+
+        page = capacity_page(found.url, conclusion(found), found.probes, found.p99_ms, found.origin, labelled=labelled)
+        write_atomic(given.html, page.encode())
 
 
 async def find(
