@@ -46,8 +46,8 @@ class ServedTask:
         """The groups of variants that should have a live replica and have none."""
         self.admission = Admission(0, 1)
         """Of the requests inside."""
-        self.live: dict[str, int] = {}
-        """Live replicas by group."""
+        self.running: dict[str, int] = {}
+        """Replicas by group."""
         self.problems: dict[str, str] = {}
         """What is wrong with the replicas of groups, as the log says."""
         self.failed: set[str] = set()

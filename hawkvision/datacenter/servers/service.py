@@ -156,13 +156,14 @@ class TierService:
         """Note how many replicas of a group, or of the ingress, run; of a group whose replicas do not answer, none."""
         task = self._task_of_group.get(group)
         self.metrics.replicas.labels(group).set(0 if task is not None and group in task.absent else running)
+        if task is not None:
+            task.running[group] = running
+            task.admission.parallel = max(1, min(task.running.values()))  # every group evaluates each request
 
     def set_live_replicas(self, group: str, live: int) -> None:
         """Note whether a group of variants has a live replica; `count_replicas` says how many."""
         self.metrics.replicas.labels(group).set(live)
         task = self._task_of_group[group]
-        task.live[group] = live
-        task.admission.parallel = max(1, min(task.live.values()))  # each request is evaluated by every group
         was_absent = group in task.absent
         if live == 0:
             task.absent.add(group)

@@ -257,6 +257,23 @@ def test_an_overloaded_task_keeps_no_other_task_out() -> None:
     asyncio.run(scenario())
 
 
+def test_a_request_that_would_be_late_is_refused_unless_a_replica_is_free() -> None:
+    async def scenario() -> list[int]:
+        to = server(max_in_flight=100)
+        shapes = ready(to)["shapes"]
+        shapes.gate.clear()
+        for group in to.tier.catalogs["shapes"].groups:
+            to.tier.count_replicas(group.name, 4)
+        to.tier._tasks["shapes"].admission.interval_s = 60.0
+        hurried = {"task": "shapes", "deadline_ms": "60000"}
+        asked = [asyncio.create_task(call(to, "/v1/infer", b"image", **hurried)) for _ in range(6)]
+        await until(lambda: shapes.asked == 4 and sum(task.done() for task in asked) == 2)
+        shapes.gate.set()
+        return sorted([status for status, _ in await asyncio.gather(*asked)])
+
+    assert asyncio.run(scenario()) == [200] * 4 + [429] * 2
+
+
 def admitted(tier: TierService, task: str) -> Callable[[], None]:
     """Enter the tier with one request; the result leaves it."""
     place = ExitStack()
