@@ -287,21 +287,6 @@ class TaskKindConformance:
         assert found is None or math.isfinite(found)
 
     @_drawn
-    @given(st.data(), st.floats(1e-6, 0.3), st.integers(0, 2**32 - 1))
-    def test_small_changes_of_outputs_change_as_little_as_is_said(
-        self, data: st.DataObject, variation: float, seed: int
-    ) -> None:
-        """Scores by their slope, and steady predictions not at all."""
-        kind, output = self.make_kind(), data.draw(self.outputs())
-        change = np.random.default_rng(seed).uniform(-variation, variation, output.shape)
-        near = np.clip(output + change, 0.0, 1.0).astype(np.float32) if output.ndim == 1 else output
-        for score in kind.scores:
-            slope = kind.score_slope(score)
-            assert abs(kind.score(near, score) - kind.score(output, score)) <= slope * variation + 1e-6
-        if kind.steady(output, variation):
-            assert kind.disagreement(kind.predict(near, 5), kind.predict(output, 5)) == 0.0
-
-    @_drawn
     @given(st.data())
     def test_labels_of_data_sets_are_read_or_refused(self, data: st.DataObject) -> None:
         """Images with one class, with several, and with boxes; without `truth` nothing is certified with labels."""

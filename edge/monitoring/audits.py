@@ -31,7 +31,7 @@ from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import WHOLE, Prediction, Reason, Received
+from hawkvision.core.types import Prediction, Reason
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.tasks.kind import TaskKind
 
@@ -70,7 +70,7 @@ class Auditor:
         draws: random.Random,
         timeout_s: float,
         share: float,
-        certified: Callable[[EscalationReply, Received], bool],
+        certified: Callable[[EscalationReply], bool],
     ) -> None:
         """Prepare.
 
@@ -108,7 +108,6 @@ class Auditor:
         comparable: bool,
         reference: Prediction | None = None,
         accepted: Accepted | None = None,
-        received: Received = WHOLE,
     ) -> None:
         """Draw whether to audit a request. Called for every request that a stage scored, once its outcome is known.
 
@@ -120,7 +119,6 @@ class Auditor:
             comparable: whether the datacenter runs the certified reference stage, as far as it says.
             reference: the prediction of the reference stage, if it has answered already.
             accepted: the answer, if a stage's threshold accepted it.
-            received: the part of the caller's image that `body` is.
         """
         datacenter = self._datacenter
         drawn = self._draws.random() < self._share
@@ -140,7 +138,7 @@ class Auditor:
             self._found(controllers, scores, reference, accepted)
         else:
             # A task begins at the loop's next turn. The answer is written before, for nothing is awaited in between.
-            audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace, accepted, received))
+            audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace, accepted))
             self._under_way.add(audit)
             audit.add_done_callback(self._under_way.discard)
 
@@ -176,7 +174,6 @@ class Auditor:
         body: bytes,
         trace: TraceContext,
         accepted: Accepted | None,
-        received: Received,
     ) -> None:
         size = len(body)
         reference: Prediction | None = None
@@ -191,7 +188,7 @@ class Auditor:
                     # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
                     escalation = Escalation(body, request, trace.child(), self._timeout_s, lossless=True)
                     reply = (await datacenter.infer(escalation)).reply
-                    reference = reply.prediction if reply.whole and self._certified(reply, received) else None
+                    reference = reply.prediction if reply.whole and self._certified(reply) else None
                 else:
                     outcome = "skipped"
         except asyncio.CancelledError:

@@ -1,9 +1,9 @@
 """The certificates of a node: read with all that they depend on, and replaced while the node serves.
 
-They depend on the task's manifest, which pins its `profile.json`; the profile, which may be the operator's own; a
-site's certificates; and passed equivalence checks. All of these are read and checked together, on a thread. Then they
-replace those in force, between two steps of the event loop. An answer is judged by the certificates by which it was
-routed, if they are still in force when it is given; otherwise it claims nothing.
+They depend on the task's manifest, which pins its `profile.json`; the profile, which may be the operator's own; and a
+site's certificates. All of these are read and checked together, on a thread. Then they replace those in force, between
+two steps of the event loop. An answer is judged by the certificates by which it was routed, if they are still in force
+when it is given; otherwise it claims nothing.
 
 A shipped profile is replaced together with its manifest, which must pin it. A profile about other models of the edge
 stage than the loaded ones is refused; to load others takes a restart.
@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hawkvision.cascade.certification.equivalence import equivalences_path, load_equivalences, passed
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.models.manifest import Manifest, cache_dir, load_labels, load_manifest, models_dir
+from hawkvision.models.fingerprints import CertifiedVersions
+from hawkvision.models.manifest import Manifest, load_labels, load_manifest, models_dir
 from hawkvision.system.files import sha256_of
 
 log = logging.getLogger("hawkvision.edge")
@@ -74,7 +73,7 @@ def files_of(config: EdgeConfig) -> tuple[Path, ...]:
     found = [folder / "manifest.toml", config.profile or folder / "profile.json"]
     if config.certificates is not None:
         found.append(config.certificates)
-    return (*found, equivalences_path(None, cache_dir(config.cache_dir), config.task))
+    return tuple(found)
 
 
 def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: MakePolicy | None = None) -> Certification:
@@ -95,7 +94,6 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
         policy = Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
     else:
         policy = make_policy(profile, name, manifest.best, alone=alone, site=site)
-    checks = load_equivalences(equivalences_path(None, cache_dir(config.cache_dir), config.task))
     stages = {stage.name: stage.fingerprint for stage in profile.stages}
     source = Source(*profile.certified_on, None)
     if site is not None:
@@ -103,7 +101,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
     return Certification(
         profile,
         policy,
-        CertifiedVersions(stages, passed(checks, profile, policy.pair, site, first)),
+        CertifiedVersions(stages),
         source,
         profile.stage(name).temperature,
         policy.pair.score,

@@ -9,10 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.core.escalation_api import EscalationReply, ListedStage, StageList
 from hawkvision.core.logs import Transitions
-from hawkvision.core.types import WHOLE, Received
+from hawkvision.models.fingerprints import CertifiedVersions
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -83,8 +82,8 @@ class ServedVersions:
             return self.versions.models_of(stage, found.fingerprint)
         return self.versions.holds(stage, found.ran)
 
-    def certified(self, reply: EscalationReply, received: Received = WHOLE) -> bool:
-        """Whether a complete reply was computed by its stage as certified; `received` is the part of the image used.
+    def certified(self, reply: EscalationReply) -> bool:
+        """Whether a complete reply was computed by its stage as certified.
 
         The version that the reply states is remembered, and logged if it has changed.
         """
@@ -94,14 +93,14 @@ class ServedVersions:
         if self._stated.get(name, CERTIFIED) != version:
             self._stated[name] = version
             self._note(name)
-        return self.versions.holds(name, version, whole=reply.whole and received == WHOLE)
+        return self.versions.holds(name, version)
 
-    def passed_over_certified(self, reply: EscalationReply, received: Received) -> bool:
+    def passed_over_certified(self, reply: EscalationReply) -> bool:
         """Whether the intermediate stage that the reply passed over was the certified one."""
         intermediate, passed = self._intermediate, reply.passed_over
         if intermediate is None or passed is None:
             return False
-        return self.versions.holds(intermediate, passed.fingerprint, whole=reply.whole and received == WHOLE)
+        return self.versions.holds(intermediate, passed.fingerprint)
 
     def references_certified(self, intermediate: str | None) -> bool:
         """Whether the reference stage, and the intermediate stage of a route, are the certified ones.

@@ -13,7 +13,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route, uncertified, unmonitored, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
-from hawkvision.core.types import WHOLE, AccuracyGuarantee, AccuracyStatus, Received, Tier
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Tier
 from hawkvision.models.fingerprints import parts_of
 
 
@@ -78,33 +78,30 @@ class Guarantees:
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 
-    def controllers(
-        self, route: Route, stream: str | None, caller: str = "", received: Received = WHOLE
-    ) -> StreamControllers:
+    def controllers(self, route: Route, stream: str | None, caller: str = "") -> StreamControllers:
         """A request's stream controllers; empty where no certificate stands behind it, or one for other versions."""
-        controls = route.controls if self.edge_certified(route, received) else None
+        controls = route.controls if self.edge_certified(route) else None
         return self._streams.controllers(stream, controls, caller)
 
-    def edge_certified(self, route: Route, received: Received = WHOLE) -> bool:
+    def edge_certified(self, route: Route) -> bool:
         """Whether the edge stage runs as certified; true for a route that does not ask it."""
         if route.direct:
             return True
         name, fingerprint = self.stage.name, self.stage.fingerprint
         if route.first_only:
             name, fingerprint = self.stage.first.name, self.stage.first_fingerprint
-        return self.served.versions.holds(name, fingerprint, whole=received == WHOLE)
+        return self.served.versions.holds(name, fingerprint)
 
-    def as_certified(self, route: Route, received: Received = WHOLE, reply: EscalationReply | None = None) -> bool:
+    def as_certified(self, route: Route, reply: EscalationReply | None = None) -> bool:
         """Whether the stage that answered, and the stages that it is compared with, are the certified ones.
 
         Args:
             route: of the target.
-            received: the part of the caller's image that the stage used.
             reply: the datacenter's, if it answered.
         """
-        if not self.edge_certified(route, received):
+        if not self.edge_certified(route):
             return False
-        if reply is not None and not self.served.certified(reply, received):
+        if reply is not None and not self.served.certified(reply):
             return False
         if reply is not None and route.direct:
             return reply.model == self.best

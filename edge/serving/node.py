@@ -160,6 +160,6 @@ class EdgeNode:
             raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {asked.kind[:40]!r}")
         route = guarantees.policy.route(asked.target, request.received)
         cost = self.limits.cost(request.body, request.header)
-        controllers = guarantees.controllers(route, asked.stream, request.caller, request.received)
+        controllers = guarantees.controllers(route, asked.stream, request.caller)
         versions = guarantees.served.versions
         return RoutedImage(request, route, controllers, guarantees.stage, versions, cost, declined_before)

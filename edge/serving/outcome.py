@@ -75,7 +75,7 @@ def edge_answer(
             image.controllers,
             # A certificate is about one look at an image. After another one an acceptance adds to what it gives up.
             degraded=degraded or image.declined_before,
-            version=image.versions is context.served.versions and guarantees.as_certified(route, received),
+            version=image.versions is context.served.versions and guarantees.as_certified(route),
         ),
         # True also for a datacenter that was asked and answered too late.
         escalated=reason is not None,
@@ -110,7 +110,7 @@ def datacenter_answer(
     if degraded:
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.request.started) * 1e3
-    certified = image.versions is context.served.versions and guarantees.as_certified(route, received, reply)
+    certified = image.versions is context.served.versions and guarantees.as_certified(route, reply)
     # Certificates of received images are about edge and reference stage on the same one. Here the edge saw more of it.
     uncovered = degraded or received != at_edge
     dc_ms = escalated.datacenter_ms
@@ -177,9 +177,9 @@ def report_reply(
     context: ServingContext, image: RoutedImage, reply: EscalationReply, edge: EdgePrediction | None
 ) -> None:
     """Report the datacenter's reply, compared with the edge's prediction if there is one."""
-    served, controllers, received = context.served, image.controllers, image.request.received
+    served, controllers = context.served, image.controllers
     reference, disagreement = reply.prediction, context.kind.disagreement
-    by_reference, certified = reply.model == context.best, served.certified(reply, received)
+    by_reference, certified = reply.model == context.best, served.certified(reply)
     # A partial ensemble, another version, or less of the image than the edge used says nothing about the edge.
     comparable = served.serves(context.best) and reply.comparable and certified
     if controllers.edge is not None and edge is not None:
@@ -188,7 +188,7 @@ def report_reply(
         controllers.edge.escalated(score_of(image, edge), found)
     scores, accepted = _stage_scores(image, edge), None
     between = None
-    if reply.passed_over is not None and served.passed_over_certified(reply, received):
+    if reply.passed_over is not None and served.passed_over_certified(reply):
         between = reply.passed_over.score, reply.passed_over.prediction
         if controllers.intermediate is not None:
             found = disagreement(between[1], reference) if comparable else None
@@ -237,5 +237,5 @@ def _consider(
     if scores:
         context.auditor.consider(
             image.controllers, scores, request.body, request.trace, comparable=context.served.serves(context.best),
-            reference=reference, accepted=accepted, received=request.received,
+            reference=reference, accepted=accepted,
         )  # fmt: skip

@@ -13,7 +13,6 @@ from functools import cached_property
 from edge.inference.edge_stage import EdgeStage
 from edge.inference.job_queue import Place
 from edge.monitoring.request_streams import StreamControllers
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.route import Route
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace_context import TraceContext
@@ -21,6 +20,7 @@ from hawkvision.core.types import WHOLE, Received, RequestFields
 from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import probe
+from hawkvision.models.fingerprints import CertifiedVersions
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,6 @@ MODELS: Final = Group(
             "build": models.models_build,
             "list": models.models_list,
             "verify": models.models_verify,
-            "equivalence": models.models_equivalence,
             "add": own_models.models_add,
             "check": own_models.models_check,
             "quantize": own_models.models_quantize,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from hawkvision.cli.options import ModelsDir, Profile, Task
+from hawkvision.cli.options import ModelsDir, Task
 from hawkvision.core.command_line import ARGUMENT
 from hawkvision.system.files import CacheDir
 
@@ -66,68 +66,3 @@ def models_verify(task: Task = "imagenet", models_dir: ModelsDir = None, cache_d
 
     verified = verify(task, models=manifest.models_dir(models_dir, task), cache=manifest.cache_dir(cache_dir))
     print(f"verified: {', '.join(artifact.variant for artifact in verified)}")
-
-
-def models_equivalence(
-    images: Annotated[Path, Meta(description="The images that the certificates were made from.")],
-    backend: Annotated[str, Meta(description="onnxruntime or int8.")],
-    provider: Annotated[
-        list[str] | None, Meta(description="Execution providers of ONNX Runtime, in order; default: its CPU's.")
-    ] = None,
-    precision: Annotated[Literal["model", "fp16"], Meta(description="Of ONNX Runtime's layers.")] = "model",
-    task: Task = "imagenet",
-    stage: Annotated[list[str] | None, Meta(description="Default: all that certificates depend on.")] = None,
-    edge: Annotated[str | None, Meta(description="The edge stage; default: the manifest's.")] = None,
-    profile: Profile = None,
-    certificates: Annotated[Path | None, Meta(description="A site's, made by `hawkvision certify`.")] = None,
-    out: Annotated[Path | None, Meta(description="Where passed checks go; default: a file in the cache.")] = None,
-    models_dir: ModelsDir = None,
-    cache_dir: CacheDir = None,
-) -> int:
-    """Check whether another way of running the models could have changed a certificate; status 1 if it could."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from hawkvision.inference.backend_registry import ON_THE_CPU
-    from hawkvision.model_zoo.calibration.equivalence import check_equivalence
-    from hawkvision.model_zoo.calibration.model_runner import ModelExecution
-    from hawkvision.models import manifest
-
-    results = check_equivalence(
-        task,
-        images,
-        execution=ModelExecution(
-            backend,
-            tuple(provider or ON_THE_CPU),
-            precision=precision,
-        ),
-        stages=tuple(stage or ()),
-        edge=edge,
-        profile=profile,
-        certificates=certificates,
-        out=out,
-        models=manifest.models_dir(models_dir, task),
-        cache=manifest.cache_dir(cache_dir),
-    )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (
-        "stage",
-        "images",
-        "labels differ",
-        "decisions differ",
-        "largest difference",
-        "variation",
-        "certified",
-    ):
-        table.add_column(title)
-    for result in results:
-        outcome = result.outcome
-        cells = ["", "", "", "", "as it is"]
-        if outcome is not None:
-            cells = [
-                str(outcome.labels), str(outcome.decisions), f"{outcome.largest_difference:.2g}",
-                f"{outcome.variation:.2g}", "yes" if outcome.passed else "no",
-            ]  # fmt: skip
-        table.add_row(result.stage, str(result.n), *cells)
-    Console().print(table)
-    return int(any(result.outcome is not None and not result.outcome.passed for result in results))

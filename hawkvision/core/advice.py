@@ -16,7 +16,6 @@ OPTIONS_OF: Final = {
     "models add": ("models_dir", "cache_dir"),
     "models build": ("models_dir", "cache_dir"),
     "models check": ("models_dir", "cache_dir"),
-    "models equivalence": ("profile", "models_dir", "cache_dir"),
     "up": ("models_dir", "cache_dir"),
 }
 """The options that each command takes."""

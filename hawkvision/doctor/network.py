@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import msgspec
 
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.core.advice import advise
 from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, StageList
 from hawkvision.doctor.findings import Finding, ok, problem, warning
+from hawkvision.models.fingerprints import CertifiedVersions
 
 TIMEOUT_S: Final = 5.0
 MAX_ERROR_BYTES: Final = 4096

@@ -28,7 +28,7 @@ from hawkvision.inference.backends.interface import Backend, Outputs, check_batc
 log = logging.getLogger("hawkvision.inference")
 
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)
-"""All that are ever used, so that an equivalence check can cover them."""
+"""All that are ever used."""
 ENOUGH: Final = 0.95
 """Share of the best throughput that the largest size must reach."""
 LEAST_SAVING: Final = 0.05

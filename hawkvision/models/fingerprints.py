@@ -8,14 +8,13 @@ stage's fingerprint follows (`stage_fingerprint`); its first part is `Manifest.f
 same, by which certificates name a stage. The second part lists the executions of its members, each once.
 
 Certificates are made with ONNX Runtime's CPU provider. `EXACT` are the executions that give the same answers: bit for
-bit (our own kernels, which are compared at each start) or by integer arithmetic (the FPGA's). Any other needs a
-certificate of its own or a passed equivalence check (`hawkvision.cascade.certification.equivalence`).
+bit (our own kernels, which are compared at each start) or by integer arithmetic (the FPGA's). No other is certified.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -128,15 +127,30 @@ def stage_fingerprint(
     return f"{models}{SEPARATOR}{BETWEEN.join(dict.fromkeys(run.execution for run in runs))}"
 
 
+@functools.lru_cache(256)
 def parts_of(fingerprint: str) -> tuple[str, frozenset[str]]:
     """The models' part of a fingerprint, and the executions."""
     models, _, executions = fingerprint.partition(SEPARATOR)
     return models, frozenset(executions.split(BETWEEN))
 
 
-def is_exact(fingerprint: str) -> bool:
-    """Whether all executions are in `EXACT`."""
-    return parts_of(fingerprint)[1] <= EXACT
+class CertifiedVersions:
+    """The models that certificates are about, by stage. Immutable."""
+
+    def __init__(self, stages: Mapping[str, str]) -> None:
+        """Begin with the models' fingerprint of each stage, as the profile has it."""
+        self.stages = dict(stages)
+
+    def holds(self, stage: str, fingerprint: str | None) -> bool:
+        """Whether this fingerprint, stated by the process that ran it, is of the stage as certified; None never is."""
+        if fingerprint is None:
+            return False
+        models, executions = parts_of(fingerprint)
+        return self.models_of(stage, models) and executions <= EXACT
+
+    def models_of(self, stage: str, models: str | None) -> bool:
+        """Whether these are the stage's models, whatever executes them."""
+        return models is not None and self.stages.get(stage) == models
 
 
 _decoder = msgspec.json.Decoder(list[VariantRun])

@@ -242,14 +242,6 @@ class ClassificationKind(TaskKind[Classification]):
         """The probability of the most probable class."""
         return prediction.confidence
 
-    def score_slope(self, kind: str) -> float:
-        """See `TaskKind.score_slope`."""
-        return 1.0 if Score(kind) is Score.TOP1 else 2.0
-
-    def steady(self, output: Output, variation: float) -> bool:
-        """Whether the most probable class leads by more than both probabilities may change."""
-        return self.score(output, Score.MARGIN) > 2.0 * variation
-
     def judge(self, output: Output, limit: int, score: str, temperature: float = 1.0) -> tuple[Classification, float]:
         """See `TaskKind.judge`."""
         return self._judged(log_probabilities(output), limit, score, temperature)

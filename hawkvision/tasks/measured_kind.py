@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -179,14 +178,6 @@ class MeasuredKind(ABC, Generic[PredictionT]):
         Calibration chooses the temperature with the least. None if the kind has no temperature to fit.
         """
         return None
-
-    def score_slope(self, kind: str) -> float:  # noqa: ARG002 - unknown by default
-        """The most that a score changes where no value of the output changes by more than 1; +∞ if unknown."""
-        return math.inf
-
-    def steady(self, output: Output, variation: float) -> bool:  # noqa: ARG002 - unknown by default
-        """Whether the prediction is the same if no value of the output changes by more than `variation` > 0."""
-        return False
 
     # -------------------------------------------------------------------------------------------- labelled data sets
 

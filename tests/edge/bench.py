@@ -29,7 +29,6 @@ from edge.serving.context import EdgeExecutor
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline
 from edge.serving.request import ImageRequest
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import MonotonicClock
@@ -40,6 +39,7 @@ from hawkvision.core.types import LOGITS, WHOLE, Answer, Pixels, Quality, Receiv
 from hawkvision.imaging.decoding_cost import DecodingScales
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.inference.backends.interface import Backend, Outputs
+from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.models.manifest import InputSpec
 from hawkvision.network.response_time import ResponseTimes
 from hawkvision.system.memory import divided

@@ -19,7 +19,6 @@ from edge.inference.stage_loader import StageLoader
 from edge.monitoring.certificate_reload import Certification
 from edge.serving.node import EdgeNode
 from edge.serving.request import ImageRequest
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BackendError
@@ -41,6 +40,7 @@ from hawkvision.core.types import (
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
+from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.models.manifest import Manifest, Variant, artifact_path, load_manifest
 from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.onnx_runtime import ort

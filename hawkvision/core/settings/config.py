@@ -87,7 +87,7 @@ class ServerConfig(ServerSettings, frozen=True, forbid_unknown_fields=True, kw_o
         "named.")] = ("CPUExecutionProvider",)
     onnx_precision: Annotated[Literal["model", "fp16"], MODEL(
         "Precision of the layers in ONNX Runtime: that of the model files, or half precision (`fp16`) for float "
-        "models on a GPU. Answers in half precision are certified once `hawkvision models equivalence` has passed."
+        "models on a GPU. Answers in half precision are `best_effort`."
     )] = "model"
     models_dir: Annotated[Path | None, MODEL(
         "Folder of manifests, labels and profiles, one folder per task. Default: those that come with HawkVision, and "

@@ -13,20 +13,18 @@ import pytest
 from edge.monitoring.certificate_reload import Certification
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import (
-    WHOLE,
     AccuracyGuarantee,
     AccuracyStatus,
     Answer,
     Basis,
     MaxAccuracyDrop,
     Quality,
-    Received,
     Tier,
 )
+from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.network.transport_choice import Transport
 from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run
@@ -200,18 +198,6 @@ def test_an_edge_stage_that_runs_otherwise_is_not_certified_and_teaches_nothing(
     assert outcomes == 0
 
 
-def test_an_execution_that_passed_the_check_is_certified_on_whole_images_alone() -> None:
-    versions = CertifiedVersions({"large": SHA}, {"large": {ON_CUDA}})
-    assert versions.holds("large", ON_CUDA)
-    assert not versions.holds("large", ON_CUDA, whole=False)
-    assert versions.holds("large", CERTIFIED, whole=False)
-    assert not versions.holds("small", ON_CUDA)
-    assert not versions.holds("large", f"{SHA}/int8+{ON_CUDA.partition('/')[2]}"), "a mixture was not checked"
-    for number in range(1_000):
-        assert not versions.holds("large", f"{number:064x}/int8")
-    assert len(versions._known) <= 256
-
-
 # --------------------------------------------------------------------------------------------- while it serves
 
 
@@ -300,17 +286,3 @@ def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp
     file.close()
     assert kept is not None
     assert {key.partition("/")[0] for key in kept.monitors} <= profiles
-
-
-def test_a_part_of_an_image_is_certified_for_exact_executions_alone(large: Peer) -> None:
-    async def scenario() -> list[bool]:
-        async with bench(large, SURE) as it:
-            await known(it.node)
-            node, part = it.node, Received(0.5, 80)
-            node.context.served.versions = CertifiedVersions({"small": SHA, "large": SHA}, {"small": {ON_CUDA}})
-            route = node.policy.route(Quality.FAST)
-            found = [node.guarantees.edge_certified(route, received) for received in (WHOLE, part)]
-            edge_runs(it, ON_CUDA)
-            return found + [node.guarantees.edge_certified(route, received) for received in (WHOLE, part)]
-
-    assert run(scenario) == [True, True, True, False]

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hawkvision.cascade.certification.equivalence import load_equivalences, passed
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
-from hawkvision.cascade.certified_fingerprints import CertifiedVersions
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.certify import certify_site
-from hawkvision.model_zoo.calibration.equivalence import check_equivalence
-from hawkvision.model_zoo.calibration.model_runner import ModelExecution
 from hawkvision.models.manifest import models_dir
 from tests.hawkvision.command import invoke
 from tests.images import DATA, encoded
@@ -119,36 +115,3 @@ def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cac
     assert ran.exit_code == 0, ran.output
     assert "certified on 80 images" in ran.stdout
     assert load_site(out).pair("tiny", "committee").edge == "tiny"
-
-
-def test_half_precision_is_certified_as_such_once_it_has_passed(site: Path, cache: Path, tmp_path: Path) -> None:
-    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
-    words = ["--edge", "tiny", "--stage", "tiny", "--images", str(site), "--backend", "onnxruntime"]
-    words += ["--certificates", str(tmp_path / "site.json"), "--precision", "fp16", "--cache-dir", str(cache)]
-    ran = invoke("models", "equivalence", "--task", "cifar10", *words, "--out", str(tmp_path / "checks.json"))
-    assert ran.exit_code == 0, ran.output
-    checks, profile, certificates = (
-        load_equivalences(tmp_path / "checks.json"), load_profile(PROFILE), load_site(tmp_path / "site.json")
-    )  # fmt: skip
-    found = passed(checks, profile, profile.pair("tiny", "committee"), certificates)
-    versions = CertifiedVersions({stage.name: stage.fingerprint for stage in profile.stages}, found)
-    (stated,) = found["tiny"]
-    assert stated.startswith(f"{profile.stage('tiny').fingerprint}/onnxruntime:CPUExecutionProvider:fp16:")
-    assert versions.holds("tiny", stated)
-    assert not versions.holds("tiny", stated, whole=False)
-    assert not versions.holds("tiny", stated.replace("fp16", "bf16"))
-    assert passed(checks, profile, profile.pair("tiny", "committee")) == {}, "the profile's are of other images"
-
-
-def test_images_without_certificates_are_refused(site: Path, cache: Path, tmp_path: Path) -> None:
-    certify_site("cifar10", site, tmp_path / "site.json", edges=("tiny",), models=models_dir(), cache=cache)
-    (tmp_path / "other" / "0").mkdir(parents=True)
-    for i in range(10):
-        (tmp_path / "other" / str(i)).mkdir(exist_ok=True)
-        (tmp_path / "other" / str(i) / "a.jpg").write_bytes(encoded(seed=100 + i))
-    with pytest.raises(ConfigError, match="expected the images of the certificates"):
-        check_equivalence(
-            "cifar10", tmp_path / "other", execution=ModelExecution(precision="fp16"), edge="tiny",
-            certificates=tmp_path / "site.json", out=tmp_path / "checks.json", models=models_dir(), cache=cache,
-        )  # fmt: skip
-    assert not (tmp_path / "checks.json").exists()
