@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hawkvision.cascade.certification.bounds import clopper_pearson, mean_upper_bound
-from hawkvision.cascade.certification.certificate import Method, Sample, ThresholdStep, disagreements
 from hawkvision.cascade.certification.profile import Certificate, EscalationThreshold, PathStep, ScoreCurve, Watch
 from hawkvision.cascade.certification.threshold_order import Curve
+from hawkvision.guarantee.bounds import clopper_pearson, mean_upper_bound
+from hawkvision.guarantee.evidence import Evidence, ThresholdStep, disagreements
 from hawkvision.tasks.class_scores import Floats
 
 
@@ -19,41 +19,34 @@ def written(value: float) -> EscalationThreshold:
 
 
 def write_certificate(
-    sample: Sample,
-    step: ThresholdStep,
-    max_drop: float,
-    delta: float,
-    method: Method = Method.EXACT,
-    *,
-    bounds_drop: bool = True,
+    sample: Evidence, step: ThresholdStep, max_drop: float, delta: float, *, bounds_drop: bool = True
 ) -> Certificate:
     """A certified step of this sample as profiles hold it.
 
     `bounds_drop`: whether agreement bounds the accuracy drop (`TaskKind.agreement_bounds_drop`).
     """
-    agreement, n = method is Method.AGREEMENT, len(sample)
     return Certificate(
         max_drop=round(max_drop, 6),
         threshold=written(step.thresholds.edge),
         intermediate_threshold=written(step.thresholds.intermediate),
         delta=delta,
-        n=n,
-        basis=("agreement" if bounds_drop else "disagreement") if agreement else "labelled",
+        n=len(sample),
+        basis="labelled" if sample.labelled.any() else "agreement" if bounds_drop else "disagreement",
         escalation=round(step.escalation, 6),
         to_best=round(step.to_best, 6),
-        observed_drop=round(step.differing / n if agreement else step.drop, 6),
+        observed_drop=round(step.drop, 6),
         edge_watch=_edge_watch(sample, step, max_drop, delta),
         intermediate_watch=_intermediate_watch(sample, step, max_drop, delta),
     )
 
 
-def _edge_watch(sample: Sample, step: ThresholdStep, max_drop: float, delta: float) -> Watch:
+def _edge_watch(sample: Evidence, step: ThresholdStep, max_drop: float, delta: float) -> Watch:
     share = 1.0 if step.thresholds.intermediate == math.inf else _share(step.edge_differing, step.differing)
     at_edge, _ = disagreements(sample, step.thresholds)
     return _watch(max_drop * share, at_edge, round(step.escalation * len(sample)), delta, binary=sample.binary)
 
 
-def _intermediate_watch(sample: Sample, step: ThresholdStep, max_drop: float, delta: float) -> Watch | None:
+def _intermediate_watch(sample: Evidence, step: ThresholdStep, max_drop: float, delta: float) -> Watch | None:
     n = len(sample)
     escalated = sample.edge.scores < step.thresholds.edge
     count = int(escalated.sum())

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import clopper_pearson, mean_interval
-from hawkvision.cascade.certification.certificate import Sample, StageOutcomes
+from hawkvision.guarantee.bounds import clopper_pearson, mean_interval
+from hawkvision.guarantee.evidence import Evidence, StageEvidence
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind, Truth
@@ -115,33 +115,38 @@ def accuracies(kind: TaskKind[Any], outputs: Sequence[Output], truths: Sequence[
     return right == 1.0 if kind.binary else right
 
 
-def make_sample(
+def make_evidence(
     kind: TaskKind[Any],
     edge: Scored,
     best: StagePredictions,
-    truths: Sequence[Truth] | None,
+    truths: ByImage[Truth | None],
     chosen: NDArray[np.intp],
     intermediate: Scored | None = None,
-) -> Sample:
-    """The images `chosen`, in that order, as a sample. Without truths all losses are 0, and only agreement can certify.
+) -> Evidence:
+    """The images `chosen`, in that order, as evidence.
 
     Args:
         kind: of the task.
         edge: the edge stage.
         best: the reference stage.
-        truths: of all images.
+        truths: of all images; None for those without a label.
         chosen: indices of images.
         intermediate: the stage between them.
     """
-    reference = best.of(chosen)
+    reference, own = best.of(chosen), select(truths, chosen)
+    labelled = [row for row, truth in enumerate(own) if truth is not None]
+    known = [own[row] for row in labelled]
 
     def losses(outputs: Sequence[Output]) -> Floats:
-        return np.zeros(len(chosen)) if truths is None else kind.losses(outputs, select(truths, chosen))
+        found = np.full(len(chosen), np.nan)
+        if labelled:
+            found[labelled] = kind.losses([outputs[row] for row in labelled], known)
+        return found
 
-    def stage(scored: Scored) -> StageOutcomes:
+    def stage(scored: Scored) -> StageEvidence:
         outputs = scored.predictions.of(chosen)
         scores = kind.score_all(outputs, scored.score)
-        return StageOutcomes(scores, losses(outputs), kind.disagreements(outputs, reference))
+        return StageEvidence(scores, losses(outputs), kind.disagreements(outputs, reference))
 
     between = None if intermediate is None else stage(intermediate)
-    return Sample(stage(edge), losses(reference), between, binary=kind.binary)
+    return Evidence(stage(edge), losses(reference), between, binary=kind.binary)

@@ -13,18 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.certificate import (
-    Method,
-    Sample,
-    Thresholds,
-    ThresholdStep,
-    certify,
-    drop_bound,
-    least_drop,
-    sweep,
-    threshold_grid,
-    two_levels,
-)
 from hawkvision.cascade.certification.certificate_rounding import path_step, write_certificate, written, written_curve
 from hawkvision.cascade.certification.predictions import (
     ByImage,
@@ -33,7 +21,7 @@ from hawkvision.cascade.certification.predictions import (
     StagePredictions,
     accuracies,
     in_random_order,
-    make_sample,
+    make_evidence,
     measure_accuracy,
     select,
 )
@@ -55,6 +43,8 @@ from hawkvision.cascade.certification.threshold_order import (
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
+from hawkvision.guarantee.certificate import certify, drop_bound, least_drop
+from hawkvision.guarantee.evidence import Evidence, Thresholds, ThresholdStep, sweep, threshold_grid, two_levels
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.kind import Output, TaskKind, Truth
 
@@ -150,10 +140,10 @@ def profile_pair(
     between = None
     if intermediate is not None:
         between = Scored(intermediate, _choose_score(kind, intermediate, best, truths, split.profile))
-    chosen = make_sample(kind, scored, best, truths, split.profile, between)
+    chosen = make_evidence(kind, scored, best, truths, split.profile, between)
     costs = Costs(edge.cost_ms, best.cost_ms, escalation_ms, intermediate.cost_ms if intermediate else None, reused_ms)
     paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
-    sample = make_sample(kind, scored, best, truths, in_random_order(split.certify), between)
+    sample = make_evidence(kind, scored, best, truths, in_random_order(split.certify), between)
     gap = float((chosen.edge.losses - chosen.reference_losses).mean())
     balanced = balanced_drop(gap, len(sample), delta / len(paths), binary=kind.binary)
     planned = None
@@ -173,17 +163,16 @@ def profile_pair(
         intermediate=planned,
         curve=written_curve(measure_curve(chosen.edge, chosen.reference_losses)),
         path=tuple(path_step(step) for step in sweep(sample, paths[0])),
-        conditions=(certify_condition(sample, paths, costs, balanced, delta, sample.labelled_method),),
+        conditions=(certify_condition(sample, paths, costs, balanced, delta),),
     )
 
 
 def certify_condition(
-    sample: Sample,
+    evidence: Evidence,
     paths: Sequence[Path],
     costs: Costs,
     balanced: float,
     delta: float,
-    method: Method,
     planned: Certificate | None = None,
     *,
     bounds_drop: bool = True,
@@ -195,12 +184,11 @@ def certify_condition(
     certificate of a drop that so few images could not certify whatever their labels.
 
     Args:
-        sample: of the certification images.
+        evidence: of the certification images.
         paths: to test.
         costs: of the stages.
         balanced: the ε of `balanced`.
         delta: probability that a certificate is wrong.
-        method: the test.
         planned: the design's `balanced`.
         bounds_drop: see `write_certificate`.
     """
@@ -209,20 +197,19 @@ def certify_condition(
         return expected_cost(costs, step)
 
     def certified(max_drop: float) -> Certificate:
-        found = [certify(sample, path, max_drop, delta / len(paths), method, cost) for path in paths]
-        step = min(found, key=cost)
-        return write_certificate(sample, step, max_drop, delta, method, bounds_drop=bounds_drop)
+        found = [certify(evidence, path, max_drop, delta / len(paths), cost) for path in paths]
+        return write_certificate(evidence, min(found, key=cost), max_drop, delta, bounds_drop=bounds_drop)
 
-    never = next(sweep(sample, (Thresholds(-math.inf),)))
-    bound = math.ceil(drop_bound(sample, never, delta, method) * 1e4) / 1e4
+    never = next(sweep(evidence, (Thresholds(-math.inf),)))
+    bound = math.ceil(drop_bound(evidence, never, delta) * 1e4) / 1e4
     kept = certified(balanced)
     if planned is not None and (kept.threshold, kept.intermediate_threshold) == ("always", "always"):
         kept = msgspec.structs.replace(planned, basis="profile")
-    least = 0.0 if sample.binary else least_drop(len(sample), delta / len(paths), binary=False)
+    least = 0.0 if evidence.binary else least_drop(len(evidence), delta / len(paths), binary=False)
     return Condition(
         min_received_fraction=1.0,
         balanced=kept,
-        fast=write_certificate(sample, never, bound, delta, method, bounds_drop=bounds_drop),
+        fast=write_certificate(evidence, never, bound, delta, bounds_drop=bounds_drop),
         certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS if drop >= least),
     )
 
@@ -274,7 +261,7 @@ def _choose_score(
     """The score with the smallest area under its curve of drop against escalation; the first of equals."""
 
     def area(score: str) -> float:
-        sample = make_sample(kind, Scored(predictions, score), best, truths, chosen)
+        sample = make_evidence(kind, Scored(predictions, score), best, truths, chosen)
         steps = list(sweep(sample, two_levels(threshold_grid(sample.edge.scores))))
         return float(np.trapezoid([s.drop for s in steps][::-1], [s.escalation for s in steps][::-1]))
 

@@ -22,24 +22,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.certificate import (
-    BEST_ONLY,
-    Sample,
-    StageOutcomes,
-    Thresholds,
-    ThresholdStep,
-    certify,
-    drop_bound,
-    sweep,
-    threshold_grid,
-    two_levels,
-)
 from hawkvision.cascade.certification.certificate_rounding import write_certificate, written_curve
 from hawkvision.cascade.certification.predictions import accuracies, in_random_order, measure_accuracy, select
 from hawkvision.cascade.certification.profile import Certificate, ReceivedCondition
 from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_order import Path, measure_curve
 from hawkvision.cascade.confidence.calibration import fit_temperature
+from hawkvision.guarantee.certificate import certify, drop_bound
+from hawkvision.guarantee.evidence import (
+    BEST_ONLY,
+    Evidence,
+    StageEvidence,
+    Thresholds,
+    ThresholdStep,
+    sweep,
+    threshold_grid,
+    two_levels,
+)
 from hawkvision.tasks.kind import Output, TaskKind, Truth
 
 DELTA: Final = 0.05
@@ -77,10 +76,10 @@ class ReceivedPredictions:
         """The same images in a random order."""
         return self.part(in_random_order(np.arange(len(self.truths))))
 
-    def edge_stage(self, score: str, temperature: float) -> StageOutcomes:
+    def edge_stage(self, score: str, temperature: float) -> StageEvidence:
         """The edge compared with the reference stage on the same received image."""
         kind, outputs = self.kind, self.kind.calibrated(self.edge, temperature)
-        return StageOutcomes(
+        return StageEvidence(
             kind.score_all(outputs, score),
             kind.losses(outputs, self.truths),
             kind.disagreements(outputs, self.best),
@@ -199,45 +198,45 @@ def _right(losses: NDArray[np.float64], predictions: ReceivedPredictions) -> NDA
     return losses == 0.0 if predictions.kind.binary else 1.0 - losses
 
 
-def _against_original(predictions: ReceivedPredictions, score: str, temperature: float) -> Sample:
+def _against_original(predictions: ReceivedPredictions, score: str, temperature: float) -> Evidence:
     kind = predictions.kind
-    escalated = StageOutcomes(
+    escalated = StageEvidence(
         np.zeros(len(predictions.truths)),
         kind.losses(predictions.best, predictions.truths),
         kind.disagreements(predictions.best, predictions.reference),
     )
     reference = kind.losses(predictions.reference, predictions.truths)
-    return Sample(predictions.edge_stage(score, temperature), reference, escalated, binary=kind.binary)
+    return Evidence(predictions.edge_stage(score, temperature), reference, escalated, binary=kind.binary)
 
 
-def _against_received(predictions: ReceivedPredictions, score: str, temperature: float) -> Sample:
+def _against_received(predictions: ReceivedPredictions, score: str, temperature: float) -> Evidence:
     kind = predictions.kind
     best = kind.losses(predictions.best, predictions.truths)
-    return Sample(predictions.edge_stage(score, temperature), best, binary=kind.binary)
+    return Evidence(predictions.edge_stage(score, temperature), best, binary=kind.binary)
 
 
-def _certificates(sample: Sample, path: Path, drops: list[float], delta: float) -> tuple[Certificate, ...]:
+def _certificates(sample: Evidence, path: Path, drops: list[float], delta: float) -> tuple[Certificate, ...]:
     """For each certified threshold the certificate with the smallest ε; none for escalating everything."""
     found: list[Certificate] = []
     last = math.inf
     for max_drop in drops:
-        step = certify(sample, path, max_drop, delta, sample.labelled_method)
+        step = certify(sample, path, max_drop, delta)
         if step.thresholds.edge < last:
             last = step.thresholds.edge
             found.append(_certificate(sample, step, max_drop, delta))
     return tuple(found)
 
 
-def _bounded(sample: Sample, thresholds: Thresholds, delta: float) -> Certificate:
+def _bounded(sample: Evidence, thresholds: Thresholds, delta: float) -> Certificate:
     """The certificate of one pair of thresholds, with the bound on its drop as ε."""
     step = next(sweep(sample, (thresholds,)))
-    bound = drop_bound(sample, step, delta, sample.labelled_method)
+    bound = drop_bound(sample, step, delta)
     return _certificate(sample, step, math.ceil(bound * 1e4) / 1e4, delta)
 
 
-def _certificate(sample: Sample, step: ThresholdStep, max_drop: float, delta: float) -> Certificate:
+def _certificate(sample: Evidence, step: ThresholdStep, max_drop: float, delta: float) -> Certificate:
     """The certificate as profiles write it: the reference stage answers all that the edge does not."""
-    made = write_certificate(sample, step, max_drop, delta, sample.labelled_method)
+    made = write_certificate(sample, step, max_drop, delta)
     return msgspec.structs.replace(
         made, intermediate_threshold="always", to_best=made.escalation, intermediate_watch=None
     )

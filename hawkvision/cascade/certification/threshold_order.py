@@ -14,9 +14,9 @@ import numpy as np
 from scipy.optimize import isotonic_regression, minimize
 from scipy.special import expit
 
-from hawkvision.cascade.certification.certificate import (
-    Sample,
-    StageOutcomes,
+from hawkvision.guarantee.evidence import (
+    Evidence,
+    StageEvidence,
     Thresholds,
     ThresholdStep,
     sweep,
@@ -90,7 +90,7 @@ def disagreement_risk(scores: Floats, disagreements: Floats) -> Floats:
     return risk
 
 
-def measure_curve(stage: StageOutcomes, reference_losses: Floats, knots: int = CURVE_KNOTS) -> Curve:
+def measure_curve(stage: StageEvidence, reference_losses: Floats, knots: int = CURVE_KNOTS) -> Curve:
     """The curve of one stage, from images of the profile split."""
     gap = stage.losses - reference_losses
     order = np.argsort(stage.scores, kind="stable")
@@ -102,7 +102,7 @@ def measure_curve(stage: StageOutcomes, reference_losses: Floats, knots: int = C
     )
 
 
-def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
+def plan_paths(sample: Evidence, costs: Costs) -> tuple[Path, ...]:
     """The paths to certify, from images of the profile split: two levels, and three if that is cheaper.
 
     With three levels both thresholds fall, one bin of scores at a time. The next bin is the one whose acceptance is
@@ -115,7 +115,7 @@ def plan_paths(sample: Sample, costs: Costs) -> tuple[Path, ...]:
     return (two, three) if _area(sample, three, costs) < _area(sample, two, costs) else (two,)
 
 
-def _three_levels(sample: Sample, intermediate: StageOutcomes, costs: Costs) -> Path:
+def _three_levels(sample: Evidence, intermediate: StageEvidence, costs: Costs) -> Path:
     edge_grid = threshold_grid(sample.edge.scores, EDGE_POINTS)
     intermediate_grid = threshold_grid(intermediate.scores, INTERMEDIATE_POINTS)
     assert costs.intermediate is not None
@@ -146,7 +146,7 @@ class _Bin:
     bar: float
 
 
-def _bins(stage: StageOutcomes, reference_losses: Floats, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
+def _bins(stage: StageEvidence, reference_losses: Floats, grid: Floats, saving: float, *, level: int) -> list[_Bin]:
     """Ordered by disagreement, which has more events than the drop and is in proportion to it."""
     disagreement = disagreement_risk(stage.scores, stage.disagreements)
     drop = float((1.0 - reference_losses).mean() - (1.0 - stage.losses).mean())
@@ -163,7 +163,7 @@ def _bins(stage: StageOutcomes, reference_losses: Floats, grid: Floats, saving: 
     return found
 
 
-def _area(sample: Sample, path: Sequence[Thresholds], costs: Costs) -> float:
+def _area(sample: Evidence, path: Sequence[Thresholds], costs: Costs) -> float:
     """The least cost at a given drop, averaged over drops up to that of never escalating."""
     steps = list(sweep(sample, path))
     drops = np.maximum.accumulate([step.drop for step in steps])

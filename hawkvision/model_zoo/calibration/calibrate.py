@@ -42,7 +42,7 @@ from hawkvision.model_zoo.calibration.certification import (
     write_profile,
 )
 from hawkvision.model_zoo.calibration.evidence import (
-    Evidence,
+    LabelledData,
     LabelReading,
     TrainedImages,
     check_classes,
@@ -155,7 +155,7 @@ class _Measuring:
 
     kind: TaskKind[Any]
     manifest: Manifest
-    evidence: Evidence
+    evidence: LabelledData
     split: Split
     seed: int
     execution: ModelExecution

@@ -19,13 +19,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.certificate import Sample
 from hawkvision.cascade.certification.predictions import (
     Scored,
     StagePredictions,
     accuracies,
     in_random_order,
-    make_sample,
+    make_evidence,
     measure_accuracy,
     select,
 )
@@ -46,10 +45,11 @@ from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
+from hawkvision.guarantee.evidence import Evidence
 from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
-from hawkvision.model_zoo.calibration.evidence import Evidence, LabelReading, check_enough, read_evidence
+from hawkvision.model_zoo.calibration.evidence import LabelledData, LabelReading, check_enough, read_evidence
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images, received_predictions
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
@@ -125,7 +125,7 @@ def certify_design(
 
 def read_certifying(
     data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading
-) -> Evidence:
+) -> LabelledData:
     """Labelled images to certify with.
 
     Raises:
@@ -150,7 +150,7 @@ def certified_anew(
     design: Profile,
     kind: TaskKind[Any],
     manifest: Manifest,
-    evidence: Evidence,
+    evidence: LabelledData,
     *,
     compared: int = 1,
     delta: float = DELTA,
@@ -259,18 +259,18 @@ def stages_by_tier(profile: Profile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(edge), tuple(datacenter)
 
 
-def pair_sample(
+def pair_evidence(
     profile: Profile,
     pair: Pair,
     predictions: CascadePredictions,
-    truths: Sequence[Truth] | None,
+    truths: Sequence[Truth | None],
     chosen: NDArray[np.intp],
-) -> Sample:
-    """The images `chosen` as a sample of one pair, each stage as it is served by the profile."""
+) -> Evidence:
+    """The images `chosen` as evidence on one pair, each stage as it is served by the profile."""
     stage = profile.stage(pair.edge)
     edge = StagePredictions(pair.edge, predictions.outputs(pair.edge, Tier.EDGE, stage.temperature), stage.cost_ms)
     between = pair.intermediate
-    return make_sample(
+    return make_evidence(
         predictions.kind, Scored(edge, pair.score), predictions.served(pair.best), truths, chosen,
         None if between is None else Scored(predictions.served(between.name), between.score),
     )  # fmt: skip
@@ -284,7 +284,7 @@ class _LabelledCertification:
         kind: TaskKind[Any],
         design: Profile,
         predictions: CascadePredictions,
-        evidence: Evidence,
+        evidence: LabelledData,
         chosen: NDArray[np.intp],
         delta: float,
     ) -> None:
@@ -321,11 +321,9 @@ class _LabelledCertification:
         return msgspec.structs.replace(pair, conditions=(self._condition(pair),), received=tuple(received))
 
     def _condition(self, pair: Pair) -> Condition:
-        sample = pair_sample(self._design, pair, self._predictions, self._truths, self._chosen)
+        found = pair_evidence(self._design, pair, self._predictions, self._truths, self._chosen)
         planned, costs = pair.conditions[0].balanced, costs_of(self._design, pair)
-        return certify_condition(
-            sample, paths_of(pair), costs, planned.max_drop, self._delta, sample.labelled_method, planned
-        )
+        return certify_condition(found, paths_of(pair), costs, planned.max_drop, self._delta, planned)
 
     def received(
         self, manifest: Manifest, sent: Iterable[ReceivedImages], backend: BackendKind, cache: Path

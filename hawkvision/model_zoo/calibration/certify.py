@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from hawkvision.cascade.certification.certificate import Method
 from hawkvision.cascade.certification.predictions import accuracies, in_random_order, measure_accuracy, select
 from hawkvision.cascade.certification.profile import Pair, Profile, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
@@ -27,7 +26,7 @@ from hawkvision.model_zoo.calibration.certification import (
     DELTA,
     FEWEST_IMAGES,
     check_unseen,
-    pair_sample,
+    pair_evidence,
     share_of_delta,
     stages_by_tier,
 )
@@ -48,7 +47,6 @@ def certify_site(
     labelled: bool = True,
     edges: Sequence[str] = (),
     delta: float = 0.05,
-    betting: bool = False,
     compared: int = 1,
     profile: Path | None = None,
     reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
@@ -67,8 +65,6 @@ def certify_site(
         edges: edge stages to certify; none means all pairs of the profile.
         delta: probability that a certificate is wrong. If `out` has certificates from these images for another
             design, it is halved once more than theirs.
-        betting: certify by betting also where losses are 0 or 1, instead of the exact test; somewhat weaker, with fewer
-            assumptions.
         compared: configurations that were ever compared on these images; delta is divided by it.
         profile: None means the task's own.
         reading: how to read the labels, and what to do with images that a model was trained on.
@@ -79,8 +75,6 @@ def certify_site(
     Raises:
         HawkVisionError: for bad data, too few images, missing models, or a profile made for other models.
     """
-    if betting and not labelled:
-        raise ConfigError("betting needs labels: agreement is certified by a test of its own")
     manifest = load_manifest(task, models)
     kind = load_kind(manifest, models)
     known = load_profile_of(manifest, models, profile)
@@ -98,10 +92,9 @@ def certify_site(
         kind, manifest, images, edge=edge, datacenter=datacenter, shrink=known.shrinks_images, cache=cache,
         chosen=chosen,
     )  # fmt: skip
-    method = Method.AGREEMENT if not labelled else Method.EXACT if kind.binary and not betting else Method.BETTING
     share = share_of_delta(delta, openings, compared)
     interval = share_of_delta(DELTA, openings, compared)
-    certification = _SiteCertification(known, predictions, images, truths, share, method, interval)
+    certification = _SiteCertification(known, predictions, images, truths, share, interval)
     site = SiteCertificates(
         format=2,
         task=task,
@@ -132,19 +125,20 @@ def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
 
 def _site_images(
     data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading, *, labelled: bool
-) -> tuple[AnyImages, Sequence[Truth] | None]:
-    """The site's images, and their labels if they have any.
+) -> tuple[AnyImages, Sequence[Truth | None]]:
+    """The site's images, and the label of each; None where there is none.
 
     Raises:
         ConfigError: if they cannot be read, are too few, or are those that the cascade was trained on.
     """
     images: AnyImages
-    truths: Sequence[Truth] | None = None
+    truths: Sequence[Truth | None]
     if labelled:
         evidence = read_evidence(data, kind, manifest, models, reading)
         images, truths = evidence.images, evidence.truths
     else:
         images = read_unlabelled(data)
+        truths = [None] * len(images)
     check_enough(data, images, FEWEST_IMAGES)
     if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
         raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
@@ -190,9 +184,8 @@ class _SiteCertification:
         profile: Profile,
         predictions: CascadePredictions,
         images: AnyImages,
-        truths: Sequence[Truth] | None,
+        truths: Sequence[Truth | None],
         delta: float,
-        method: Method,
         interval_delta: float,
     ) -> None:
         """Take what was run; accuracies get intervals at confidence 1 − `interval_delta`."""
@@ -201,7 +194,6 @@ class _SiteCertification:
         self._sha256 = images.sha256
         self._truths = truths
         self._delta = delta
-        self._method = method
         self._interval_delta = interval_delta
         self._chosen = in_random_order(predictions.chosen)
         self._edge, self._datacenter = _stages_of(profile)
@@ -210,9 +202,9 @@ class _SiteCertification:
         """A stage with its accuracy at the site, if labels are known."""
         stage = self._profile.stage(name)
         accuracy = sent = None
-        if self._truths is not None:
-            accuracy = self._at_edge(name, self._truths) if name in self._edge else None
-            sent = self._in_datacenter(name, self._truths) if name in self._datacenter else None
+        if all(truth is not None for truth in self._truths):
+            accuracy = self._at_edge(name) if name in self._edge else None
+            sent = self._in_datacenter(name) if name in self._datacenter else None
         return SiteStage(
             name=name,
             fingerprint=stage.fingerprint,
@@ -224,10 +216,10 @@ class _SiteCertification:
     def pair(self, pair: Pair) -> SitePair:
         """The certificates of one pair."""
         kind, between = self._predictions.kind, pair.intermediate
-        sample = pair_sample(self._profile, pair, self._predictions, self._truths, self._chosen)
+        evidence = pair_evidence(self._profile, pair, self._predictions, self._truths, self._chosen)
         condition = certify_condition(
-            sample, paths_of(pair), costs_of(self._profile, pair), pair.conditions[0].balanced.max_drop, self._delta,
-            self._method, bounds_drop=kind.agreement_bounds_drop,
+            evidence, paths_of(pair), costs_of(self._profile, pair), pair.conditions[0].balanced.max_drop, self._delta,
+            bounds_drop=kind.agreement_bounds_drop,
         )  # fmt: skip
         return SitePair(
             edge=pair.edge,
@@ -238,12 +230,14 @@ class _SiteCertification:
             conditions=(condition,),
         )
 
-    def _at_edge(self, name: str, truths: Sequence[Truth]) -> MeasuredAccuracy:
+    def _at_edge(self, name: str) -> MeasuredAccuracy:
         temperature = self._profile.stage(name).temperature
         outputs = select(self._predictions.outputs(name, Tier.EDGE, temperature), self._chosen)
-        right = accuracies(self._predictions.kind, outputs, select(truths, self._chosen))
+        right = accuracies(self._predictions.kind, outputs, select(self._truths, self._chosen))
         return measure_accuracy(right, self._sha256, self._interval_delta)
 
-    def _in_datacenter(self, name: str, truths: Sequence[Truth]) -> MeasuredAccuracy:
+    def _in_datacenter(self, name: str) -> MeasuredAccuracy:
         served = self._predictions.served(name)
-        return served_accuracy(self._predictions.kind, served, truths, self._chosen, self._sha256, self._interval_delta)
+        return served_accuracy(
+            self._predictions.kind, served, self._truths, self._chosen, self._sha256, self._interval_delta
+        )

@@ -47,7 +47,7 @@ class LabelReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class LabelledData:
     """Labelled images with their labels as the kind's losses take them."""
 
     images: LabelledImages
@@ -59,7 +59,9 @@ class Evidence:
         return clean_images(self.images)
 
 
-def read_evidence(data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading) -> Evidence:
+def read_evidence(
+    data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading
+) -> LabelledData:
     """Read labelled images; `check_enough` counts those that are evidence.
 
     Raises:
@@ -78,7 +80,7 @@ def read_evidence(data: Path, kind: TaskKind[Any], manifest: Manifest, models: P
         )
     _refuse_contradictions(data, images)
     try:
-        return Evidence(images, kind.truths(images.annotated()))
+        return LabelledData(images, kind.truths(images.annotated()))
     except ConfigError as error:
         raise ConfigError(f"{data}: {error}") from None
 

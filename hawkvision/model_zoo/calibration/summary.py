@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hawkvision.cascade.certification.certificate import least_drop
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Certificate, Pair, Profile, Shrinking
 from hawkvision.core.advice import advise
+from hawkvision.guarantee.certificate import least_drop
 from hawkvision.model_zoo.calibration.certification import DELTA
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.kind import TaskKind

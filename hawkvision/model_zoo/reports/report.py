@@ -15,14 +15,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import clopper_pearson, mean_interval
-from hawkvision.cascade.certification.certificate import Sample, Thresholds, losses, sweep
 from hawkvision.cascade.certification.predictions import (
     Scored,
     Split,
     StagePredictions,
     accuracies,
-    make_sample,
+    make_evidence,
     select,
 )
 from hawkvision.cascade.certification.profile import Certificate, Pair, threshold_value
@@ -31,6 +29,8 @@ from hawkvision.cascade.certification.profiling import paths_of
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Tier
+from hawkvision.guarantee.bounds import clopper_pearson, mean_interval
+from hawkvision.guarantee.evidence import Evidence, Thresholds, losses, sweep
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import check_models, stages_by_tier
 from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
@@ -64,10 +64,10 @@ class LabelledPredictions:
     ) -> None:
         self.kind, self.edge, self.datacenter, self.truths = kind, edge, datacenter, truths
 
-    def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Sample:
+    def sample(self, pair: Pair, chosen: NDArray[np.intp]) -> Evidence:
         """The images `chosen`, scored as the pair is."""
         between = pair.intermediate
-        return make_sample(
+        return make_evidence(
             self.kind, Scored(self.edge[pair.edge], pair.score), self.datacenter[pair.best], self.truths, chosen,
             None if between is None else Scored(self.datacenter[between.name], between.score),
         )  # fmt: skip
@@ -196,7 +196,7 @@ def pair_findings(pair: Pair, predictions: LabelledPredictions, split: Split) ->
     )
 
 
-def measure(sample: Sample, thresholds: Thresholds) -> Outcome:
+def measure(sample: Evidence, thresholds: Thresholds) -> Outcome:
     """The results of these thresholds on a sample."""
     step = next(sweep(sample, (thresholds,)))
     spread = float(losses(sample, thresholds).std()) / math.sqrt(len(sample))

@@ -13,7 +13,7 @@ truth is measured on the rest, as a test on held-out images would. The rest diff
 δ
 quantile: 11 % with 5,000 of 11,000. That share is then allowed.
 
-    exact, betting, agreement    `hawkvision.cascade.certification.bounds`, fixed sequence; agreement uses no labels
+    exact, unlabelled            `hawkvision.guarantee.bounds`, fixed sequence, with labels and without
     plug-in                      the lowest threshold whose observed drop is within ε: no guarantee
     SGR                          Geifman and El-Yaniv, NeurIPS 2017: binary search, binomial tail at δ / ⌈log₂ steps⌉.
                                  Its selective risk is the error rate of the whole cascade, which may reach the
@@ -50,10 +50,10 @@ from rich.progress import Progress
 from rich.table import Table
 from scipy.stats import norm
 
-from hawkvision.cascade.certification.certificate import threshold_grid
 from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.errors import ConfigError, HawkVisionError
 from hawkvision.core.types import Logits, Tier
+from hawkvision.guarantee.evidence import threshold_grid
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
 from hawkvision.models.datasets import read_images
@@ -264,7 +264,7 @@ def verdict(cells: Sequence[Cell]) -> tuple[bool, str]:
     else:
         worst = max(guaranteed, key=lambda cell: cell.rate)
         said = (
-            f"kept: {len(guaranteed)} cells of exact, betting and agreement are wrong at most {worst.rate:.1%} of "
+            f"kept: {len(guaranteed)} cells of exact and unlabelled are wrong at most {worst.rate:.1%} of "
             f"{worst.draws} draws (allowed {worst.allowed:.1%})"
         )
     for n, limit in GOALS.items():

@@ -32,19 +32,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.bounds import PRECISION, log_wealth
-from hawkvision.cascade.certification.certificate import (
-    Sample,
-    StageOutcomes,
-    Thresholds,
-    sweep,
-    threshold_grid,
-    two_levels,
-)
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_order import Path
 from hawkvision.cascade.route import INTERVAL_DELTA
+from hawkvision.guarantee.bounds import PRECISION, deviations, log_wealth
+from hawkvision.guarantee.evidence import Evidence, StageEvidence, Thresholds, sweep, threshold_grid, two_levels
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind
 from hawkvision.tasks.registry import task_kind
@@ -66,7 +59,7 @@ class Population:
     """All images, as a sample; and the path, whose thresholds are quantiles of other images' scores."""
 
     name: str
-    images: Sample
+    images: Evidence
     path: Path
     bounds_drop: bool
 
@@ -136,8 +129,8 @@ def _population(
     name: str, kind: TaskKind[Any], edge: Sequence[Output], best: Sequence[Output], truths: Sequence[Any]
 ) -> Population:
     scores = kind.score_all(edge, kind.scores[0])
-    outcomes = StageOutcomes(scores, kind.losses(edge, truths), kind.disagreements(edge, best))
-    images = Sample(outcomes, kind.losses(best, truths), binary=False)
+    outcomes = StageEvidence(scores, kind.losses(edge, truths), kind.disagreements(edge, best))
+    images = Evidence(outcomes, kind.losses(best, truths), binary=False)
     path = rounded_path(two_levels(threshold_grid(scores, STEPS)))
     return Population(name, images, path, kind.agreement_bounds_drop)
 
@@ -147,8 +140,8 @@ def _population(
 
 def _adversary(name: str, scores: Floats, lost: Floats) -> Population:
     """Images with scores (n,) and drops ℓ (n,) in −1..1; they disagree as much as they lose or gain."""
-    edge = StageOutcomes(scores, np.maximum(lost, 0.0), np.abs(lost))
-    images = Sample(edge, np.maximum(-lost, 0.0), binary=False)
+    edge = StageEvidence(scores, np.maximum(lost, 0.0), np.abs(lost))
+    images = Evidence(edge, np.maximum(-lost, 0.0), binary=False)
     return Population(name, images, rounded_path(two_levels(threshold_grid(scores, STEPS))), bounds_drop=True)
 
 
@@ -229,25 +222,29 @@ def draw(population: Population, n: int, draws: int, rng: np.random.Generator) -
     return Draws(images.edge.scores[chosen], edge - reference, images.edge.disagreements[chosen], edge, reference)
 
 
-def kept(values: Floats, scores: Floats, path: Path, mean: float) -> Counts:
-    """The last step of the path (draws,) up to which every step passes the test of `mean`: `certificate.certify`."""
+def kept(draws: Draws, values: Floats, path: Path, limit: float) -> Counts:
+    """The last step of the path (draws,) up to which every step passes the test of E ℓ < limit: `certificate.certify`.
+
+    `values` (draws, n) are ℓ if the edge answers.
+    """
     found, alive = np.zeros(len(values), np.intp), np.arange(len(values))
     for number, step in enumerate(path[1:], 1):
-        accepted = scores[alive] >= step.edge
-        tested = np.where(accepted, values[alive], 0.5 if mean > 0.5 else 0.0)
-        alive = alive[log_wealth(tested, mean, DELTA) >= math.log(1.0 / DELTA)]
+        accepted = draws.scores[alive] >= step.edge
+        tested, differing = (np.where(accepted, each[alive], 0.0) for each in (values, draws.disagreements))
+        alive = alive[log_wealth(tested, limit, DELTA, differing**2) >= math.log(1.0 / DELTA)]
         if not len(alive):
             break
         found[alive] = number
     return found
 
 
-def upper(values: Floats, delta: float) -> Floats:
-    """The bound (draws,) of `bounds.mean_upper_bound`, for values in 0..1."""
+def upper(values: Floats, delta: float, squares: Floats | None = None) -> Floats:
+    """The bound (draws,) of `bounds.mean_upper_bound`, or with `squares` that of `mean_drop_upper_bound`."""
+    spread = deviations(values) if squares is None else squares
     low, high = np.zeros((len(values), 1)), np.ones((len(values), 1))
     while float((high - low).max()) > PRECISION:
         between = (low + high) / 2.0
-        passed = (log_wealth(values, between, delta) >= math.log(1.0 / delta))[:, np.newaxis]
+        passed = (log_wealth(values, between, delta, spread) >= math.log(1.0 / delta))[:, np.newaxis]
         low, high = np.where(passed, low, between), np.where(passed, between, high)
     return high[:, 0]
 
@@ -264,9 +261,8 @@ class _Study:
         self._gap = max(self._best - self._edge, 0.02)
         usable = [d for d in CERTIFIED_DROPS if 0.2 * self._gap <= d <= 1.2 * max(self._truth[-1, 1], self._gap)]
         self.drops = sorted({usable[round(at)] for at in np.linspace(0, len(usable) - 1, MOST_DROPS)})
-        self.by_drop = {d: kept((draws.lost + 1.0) / 2.0, draws.scores, population.path, (1.0 + d) / 2.0)
-                        for d in self.drops}  # fmt: skip
-        self.fast = 2.0 * upper((draws.lost + 1.0) / 2.0, DELTA) - 1.0
+        self.by_drop = {drop: kept(draws, draws.lost, population.path, drop) for drop in self.drops}
+        self.fast = upper(draws.lost, DELTA, draws.disagreements**2)
 
     def cells(self) -> Iterator[Cell]:
         """Of each statement, the ε or target that was wrong most often."""
@@ -284,7 +280,7 @@ class _Study:
         return steps > 0, (steps > 0) & (self._truth[steps, column] >= limit - ROUNDING)
 
     def _agreement(self, drop: float) -> tuple[Flags, Flags]:
-        steps = kept(self.draws.disagreements, self.draws.scores, self.population.path, drop)
+        steps = kept(self.draws, self.draws.disagreements, self.population.path, drop)
         made, wrong = self._of(steps, drop, 1)
         return made, wrong | (self._of(steps, drop, 0)[1] if self.population.bounds_drop else False)
 

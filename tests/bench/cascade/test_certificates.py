@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.bounds import paired_exact_p
-from hawkvision.cascade.certification.certificate import (
-    Method,
-    Sample,
-    StageOutcomes,
-    Thresholds,
-    certify,
-    drop_bound,
-    sweep,
-    threshold_grid,
-    two_levels,
-)
+from hawkvision.guarantee.bounds import paired_exact_p
+from hawkvision.guarantee.certificate import certify, drop_bound
+from hawkvision.guarantee.evidence import Evidence, StageEvidence, Thresholds, sweep, threshold_grid, two_levels
 from tests.bench.cascade.certificates import make_pool, study
 from tests.bench.cascade.fractional_losses import ADVERSARIES, KINDS, draw, kept, of_kind, upper
 from tests.bench.cascade.fractional_losses import study as study_fractions
@@ -47,18 +39,21 @@ def drawn(n: int, seed: int) -> Pool:
     return pool().taken(np.random.default_rng(seed).integers(len(pool()), size=n))
 
 
-def as_sample(some: Pool) -> Sample:
-    return Sample(outcomes(some.scores, some.edge_right, some.differs), (~some.best_right).astype(np.float64))
+def as_sample(some: Pool, *, labelled: bool = True) -> Evidence:
+    unknown = 0.0 if labelled else np.nan
+    edge = outcomes(some.scores, some.edge_right, some.differs)
+    edge = replace(edge, losses=edge.losses + unknown)
+    return Evidence(edge, (~some.best_right).astype(np.float64) + unknown)
 
 
-@pytest.mark.parametrize("method", list(Method))
+@pytest.mark.parametrize("rule", OURS)
 @pytest.mark.parametrize("seed", range(4))
-def test_each_rule_of_ours_keeps_what_the_product_certifies(method: Method, seed: int) -> None:
+def test_each_rule_of_ours_keeps_what_the_product_certifies(rule: str, seed: int) -> None:
     some = drawn(600, seed)
     grid = threshold_grid(pool().scores, 100)
-    goal = Goal(max_drop=0.08 if method is Method.AGREEMENT else 0.03, accuracy=0.0, delta=DELTA)
-    kept = OURS[method.value](sweep_grid(some, grid), goal)
-    certified = certify(as_sample(some), two_levels(grid), goal.max_drop, DELTA, method)
+    goal = Goal(max_drop=0.03 if rule == "exact" else 0.08, accuracy=0.0, delta=DELTA)
+    kept = OURS[rule](sweep_grid(some, grid), goal)
+    certified = certify(as_sample(some, labelled=rule == "exact"), two_levels(grid), goal.max_drop, DELTA)
     assert certified.thresholds.edge == grid[kept]
     assert 0 < kept < len(grid) - 1
 
@@ -68,7 +63,7 @@ def test_mapies_fixed_sequence_of_our_p_values_stops_where_ours_does(seed: int) 
     some = drawn(600, seed)
     path = two_levels(threshold_grid(pool().scores, 100))
     steps = list(sweep(as_sample(some), path))[1:]
-    p_values = np.array([paired_exact_p(step.lost, step.gained, 600, 0.03) for step in steps])
+    p_values = np.array([paired_exact_p(step.lost, step.gained, 600, 0.03, differing=step.differing) for step in steps])
     from mapie.risk_control.fwer_control import FWERFixedSequenceTesting  # seconds, and for this test alone
 
     rejected = FWERFixedSequenceTesting(n_starts=1).run(p_values, DELTA)
@@ -89,19 +84,20 @@ def test_guarantees_are_kept_where_the_plug_in_threshold_breaks_its_own(replace:
 def test_many_fractional_samples_are_certified_as_the_product_certifies_each(kind: str) -> None:
     population = of_kind(kind, 300)
     draws = draw(population, 80, 12, np.random.default_rng(4))
-    drop, bounds = 0.1, 2.0 * upper((draws.lost + 1.0) / 2.0, DELTA) - 1.0
-    steps = kept((draws.lost + 1.0) / 2.0, draws.scores, population.path, (1.0 + drop) / 2.0)
-    agreeing = kept(draws.disagreements, draws.scores, population.path, 0.3)
+    drop, bounds = 0.1, upper(draws.lost, DELTA, draws.disagreements**2)
+    steps = kept(draws, draws.lost, population.path, drop)
+    agreeing = kept(draws, draws.disagreements, population.path, 0.3)
     assert len({*steps.tolist(), *agreeing.tolist()}) > 2
     for row in range(12):
-        edge = StageOutcomes(draws.scores[row], draws.edge_losses[row], draws.disagreements[row])
-        sample = Sample(edge, draws.reference_losses[row], binary=False)
-        assert certify(sample, population.path, drop, DELTA, Method.BETTING).thresholds == population.path[steps[row]]
-        without = Sample(StageOutcomes(edge.scores, np.zeros(80), edge.disagreements), np.zeros(80), binary=False)
-        found = certify(without, population.path, 0.3, DELTA, Method.AGREEMENT)
+        edge = StageEvidence(draws.scores[row], draws.edge_losses[row], draws.disagreements[row])
+        sample = Evidence(edge, draws.reference_losses[row], binary=False)
+        assert certify(sample, population.path, drop, DELTA).thresholds == population.path[steps[row]]
+        unknown = np.full(80, np.nan)
+        without = Evidence(StageEvidence(edge.scores, unknown, edge.disagreements), unknown, binary=False)
+        found = certify(without, population.path, 0.3, DELTA)
         assert found.thresholds == population.path[agreeing[row]]
         never = next(sweep(sample, (Thresholds(-np.inf),)))
-        assert drop_bound(sample, never, DELTA, Method.BETTING) == pytest.approx(max(bounds[row], 0.0), abs=3e-4)
+        assert drop_bound(sample, never, DELTA) == pytest.approx(bounds[row], abs=3e-4)
 
 
 @pytest.mark.parametrize("name", [*KINDS, *(make.__name__ for make in ADVERSARIES)])

@@ -1,8 +1,8 @@
-"""Rules that pick a threshold from a sample: the product's three certificates and published alternatives.
+"""Rules that pick a threshold from a sample: the product's certificates and published alternatives.
 
 A rule gets the results of each threshold of a descending grid on n labelled images, and names the lowest threshold that
-it accepts for a drop of at most ε against the reference stage. Ours are the tests of
-`hawkvision.cascade.certification.bounds` in fixed sequence. One pass here counts all thresholds, because studies call
+it accepts for a drop of at most ε against the reference stage. Ours are the exact test of
+`hawkvision.guarantee.bounds` in fixed sequence. One pass here counts all thresholds, because studies call
 the rules ten thousand times.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta as beta_distribution
 
-from hawkvision.cascade.certification.bounds import agreement_p, nuisance_beta, paired_betting_p, paired_exact_p
+from hawkvision.guarantee.bounds import nuisance_beta, paired_exact_p
 from hawkvision.tasks.class_scores import Floats
 
 Counts = NDArray[np.int64]
@@ -139,35 +139,23 @@ def _before_first_failure(passed: Iterator[bool]) -> int:
 _exact_p = functools.lru_cache(maxsize=1 << 18)(paired_exact_p.__wrapped__)
 """`paired_exact_p`, remembered: the draws of one cell meet the same counts again and again."""
 
-_agreement_p = functools.lru_cache(maxsize=1 << 18)(agreement_p)
-
 
 def exact(sample: Swept, goal: Goal) -> int:
-    """Fixed sequence with the paired exact test."""
+    """Fixed sequence with the paired exact test, and a label of every image."""
+    return _in_sequence(sample, goal, sample.lost, sample.gained)
+
+
+def unlabelled(sample: Swept, goal: Goal) -> int:
+    """The same without labels: every disagreement counts as lost."""
+    return _in_sequence(sample, goal, sample.differing, np.zeros_like(sample.gained))
+
+
+def _in_sequence(sample: Swept, goal: Goal, lost: Counts, gained: Counts) -> int:
     beta = nuisance_beta(goal.delta)
-    counts = zip(sample.lost[1:].tolist(), sample.gained[1:].tolist(), strict=True)
-    return _before_first_failure(_exact_p(b, c, sample.n, goal.max_drop, beta) <= goal.delta for b, c in counts)
-
-
-def betting(sample: Swept, goal: Goal) -> int:
-    """Fixed sequence with the paired betting test, on images in the order in which they were drawn."""
-
-    def passed() -> Iterator[bool]:
-        before, ok = (-1, -1), False
-        for place in range(1, len(sample.lost)):
-            counts = int(sample.lost[place]), int(sample.gained[place])
-            if counts != before:  # thresholds accept ever more: with the same counts, the same images are lost
-                given_up = np.where(sample.places <= place, sample.losses, 0).astype(np.int8)
-                before, ok = counts, paired_betting_p(given_up, goal.max_drop, goal.delta) <= goal.delta
-            yield ok
-
-    return _before_first_failure(passed())
-
-
-def agreement(sample: Swept, goal: Goal) -> int:
-    """Fixed sequence with the agreement test, which needs no labels."""
-    counts = sample.differing[1:].tolist()
-    return _before_first_failure(_agreement_p(k, sample.n, goal.max_drop) <= goal.delta for k in counts)
+    counts = zip(lost[1:].tolist(), gained[1:].tolist(), sample.differing[1:].tolist(), strict=True)
+    return _before_first_failure(
+        _exact_p(b, c, sample.n, goal.max_drop, beta, most) <= goal.delta for b, c, most in counts
+    )
 
 
 def plug_in(sample: Swept, goal: Goal) -> int:
@@ -235,7 +223,7 @@ def _mapie(risks: Floats, n: int, level: float, delta: float, *, binary: bool) -
     return len(FWERFixedSequenceTesting(n_starts=1).run(p_values, delta))
 
 
-OURS: Final[dict[str, Rule]] = {"exact": exact, "betting": betting, "agreement": agreement}
+OURS: Final[dict[str, Rule]] = {"exact": exact, "unlabelled": unlabelled}
 OTHERS: Final[dict[str, Rule]] = {
     "plug-in": plug_in,
     "SGR": selective_risk,

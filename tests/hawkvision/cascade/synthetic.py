@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.certificate import StageOutcomes
 from hawkvision.cascade.certification.predictions import StagePredictions, split_indices
 from hawkvision.cascade.certification.profile import Certificate, Profile, ProfileData, ReceivedCondition, StageProfile
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
 from hawkvision.cascade.certification.profiling_received import ReceivedPredictions, profile_received
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.types import Logits
+from hawkvision.guarantee.evidence import StageEvidence
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.class_scores import softmax
 from hawkvision.tasks.registry import task_kind
@@ -24,9 +24,9 @@ SHA = "a" * 64
 KIND = task_kind("classification", [str(label) for label in range(10)], {})
 
 
-def outcomes(scores: NDArray[Any], right: NDArray[Any], differs: NDArray[Any]) -> StageOutcomes:
+def outcomes(scores: NDArray[Any], right: NDArray[Any], differs: NDArray[Any]) -> StageEvidence:
     """A stage's outcomes, from whether it was right and whether it differed from the reference stage."""
-    return StageOutcomes(scores, 1.0 - right, differs.astype(np.float64))
+    return StageEvidence(scores, 1.0 - right, differs.astype(np.float64))
 
 
 def make_logits(rng: np.random.Generator, labels: np.ndarray, strength: float, classes: int = 10) -> Logits:

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
-from hawkvision.cascade.certification.certificate import BEST_ONLY, Method, Sample, Thresholds, check_path, sweep
 from hawkvision.cascade.certification.predictions import (
     Scored,
     StagePredictions,
-    make_sample,
+    make_evidence,
     split_indices,
 )
 from hawkvision.cascade.certification.profile import Condition, threshold_value
@@ -28,6 +26,9 @@ from hawkvision.cascade.certification.profiling import (
     rounded_path,
 )
 from hawkvision.cascade.certification.threshold_order import Costs
+from hawkvision.guarantee.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
+from hawkvision.guarantee.certificate import check_path
+from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, Thresholds, sweep
 from hawkvision.tasks.class_scores import Score, score, softmax
 from tests.hawkvision.cascade.synthetic import KIND, SHA, make_logits, make_profile
 
@@ -45,10 +46,10 @@ def looked_at(n: int = 2_000) -> tuple[np.ndarray, StagePredictions, StagePredic
     return labels, edge, intermediate, best
 
 
-def sample_at(n: int = 2_000, *, labelled: bool = True) -> Sample:
+def sample_at(n: int = 2_000, *, labelled: bool = True) -> Evidence:
     labels, edge, intermediate, best = looked_at(n)
-    truth = labels.tolist() if labelled else None
-    return make_sample(KIND, Scored(edge, "margin"), best, truth, np.arange(n), Scored(intermediate, "top1"))
+    truth = labels.tolist() if labelled else [None] * n
+    return make_evidence(KIND, Scored(edge, "margin"), best, truth, np.arange(n), Scored(intermediate, "top1"))
 
 
 TWO = tuple(Thresholds(t) for t in (math.inf, *np.linspace(0.99, 0.0, 60).tolist(), -math.inf))
@@ -60,9 +61,9 @@ THREE = (
 
 
 @functools.cache
-def condition(method: Method = Method.EXACT, *, three: bool = True) -> Condition:
+def condition(*, labelled: bool = True, three: bool = True) -> Condition:
     paths = (TWO, THREE) if three else (TWO,)
-    return certify_condition(sample_at(labelled=method is not Method.AGREEMENT), paths, COSTS, 0.03, 0.05, method)
+    return certify_condition(sample_at(labelled=labelled), paths, COSTS, 0.03, 0.05)
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=3, max_size=300), st.integers(0, 2**32 - 1))
@@ -125,30 +126,29 @@ def test_a_written_path_is_still_in_testing_order_and_names_each_step_once(bars:
     assert rounded_path(kept) == kept
 
 
-@pytest.mark.parametrize("method", list(Method))
-def test_every_certificate_says_what_its_thresholds_did_on_the_sample(method: Method) -> None:
-    sample = sample_at(labelled=method is not Method.AGREEMENT)
-    for c in (*condition(method).certificates, condition(method).balanced, condition(method).fast):
+@pytest.mark.parametrize("labelled", [True, False])
+def test_every_certificate_says_what_its_thresholds_did_on_the_sample(labelled: bool) -> None:
+    sample, found = sample_at(labelled=labelled), condition(labelled=labelled)
+    for c in (*found.certificates, found.balanced, found.fast):
         thresholds = Thresholds(threshold_value(c.threshold), threshold_value(c.intermediate_threshold))
         (step,) = sweep(sample, (thresholds,))
         assert c.escalation == pytest.approx(step.escalation)
         assert c.to_best == pytest.approx(step.to_best)
-        expected = step.differing / 2_000 if method is Method.AGREEMENT else step.drop
-        assert c.observed_drop == pytest.approx(expected, abs=1e-6)
-        assert (c.n, c.delta, c.basis) == (2_000, 0.05, "agreement" if method is Method.AGREEMENT else "labelled")
+        assert c.observed_drop == pytest.approx(step.drop if labelled else step.differing / 2_000, abs=1e-6)
+        assert (c.n, c.delta, c.basis) == (2_000, 0.05, "labelled" if labelled else "agreement")
 
 
-@pytest.mark.parametrize("method", list(Method))
-def test_what_is_observed_stays_below_what_is_certified_and_looser_costs_no_more(method: Method) -> None:
-    found = condition(method)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_what_is_observed_stays_below_what_is_certified_and_looser_costs_no_more(labelled: bool) -> None:
+    found = condition(labelled=labelled)
     assert all(c.observed_drop < c.max_drop for c in (*found.certificates, found.fast))
-    costs = [c.to_best for c in condition(method, three=False).certificates]
+    costs = [c.to_best for c in condition(labelled=labelled, three=False).certificates]
     assert costs == sorted(costs, reverse=True)
     assert costs[0] > costs[-1]
 
 
 def test_agreement_never_certifies_more_than_labels_do_at_the_same_level() -> None:
-    labelled, unlabelled = condition(three=False), condition(Method.AGREEMENT, three=False)
+    labelled, unlabelled = condition(three=False), condition(labelled=False, three=False)
     wide = [(a, b) for a, b in zip(labelled.certificates, unlabelled.certificates, strict=True) if a.max_drop >= 0.03]
     assert all(a.escalation <= b.escalation for a, b in wide)
     assert labelled.fast.max_drop < unlabelled.fast.max_drop
@@ -156,8 +156,8 @@ def test_agreement_never_certifies_more_than_labels_do_at_the_same_level() -> No
 
 def test_each_of_two_paths_is_tested_at_half_of_delta() -> None:
     sample, max_drop = replace(sample_at(), intermediate=None), 0.03
-    alone = certify_condition(sample, (TWO,), COSTS, max_drop, 0.025, Method.EXACT).balanced
-    both = certify_condition(sample, (TWO, TWO), COSTS, max_drop, 0.05, Method.EXACT).balanced
+    alone = certify_condition(sample, (TWO,), COSTS, max_drop, 0.025).balanced
+    both = certify_condition(sample, (TWO, TWO), COSTS, max_drop, 0.05).balanced
     assert (both.threshold, both.delta) == (alone.threshold, 0.05)
 
 
@@ -165,7 +165,7 @@ def test_never_escalating_carries_the_upper_bound_of_its_drop() -> None:
     sample = sample_at()
     more = sample.edge.losses - sample.reference_losses
     lost, gained = int((more > 0).sum()), int((more < 0).sum())
-    bound = drop_upper_bound(lost, gained, 2_000)
+    bound = drop_upper_bound(lost, gained, 2_000, differing=int(sample.edge.disagreements.sum()))
     assert condition().fast.threshold == "never"
     assert bound <= condition().fast.max_drop <= bound + 1e-4
 

@@ -9,15 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.certificate import (
-    BEST_ONLY,
-    Sample,
-    StageOutcomes,
-    Thresholds,
-    ThresholdStep,
-    check_path,
-    sweep,
-)
 from hawkvision.cascade.certification.threshold_order import (
     CURVE_KNOTS,
     Costs,
@@ -27,6 +18,8 @@ from hawkvision.cascade.certification.threshold_order import (
     plan_paths,
     smooth,
 )
+from hawkvision.guarantee.certificate import check_path
+from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, StageEvidence, Thresholds, ThresholdStep, sweep
 from hawkvision.tasks.class_scores import Floats
 from tests.fuzz.examples import examples
 from tests.hawkvision.cascade.synthetic import outcomes
@@ -35,20 +28,20 @@ COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
 VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
 
 
-def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> Sample:
+def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> Evidence:
     """An edge that is right 70 % of the time, a reference stage 95 %, an intermediate stage that gives the best's
     label `intermediate`."""
     rng = np.random.default_rng(seed)
     best_right = rng.random(n) < 0.95
 
-    def stage(agreeing: float) -> StageOutcomes:
+    def stage(agreeing: float) -> StageEvidence:
         hardness = rng.random(n)
         agrees = hardness < agreeing
         scores = np.clip(1.0 - hardness + rng.normal(0, 0.1, n), 0.0, 1.0)
         return outcomes(scores, agrees & best_right, ~agrees)
 
     edge = stage(0.7)
-    return Sample(edge, (~best_right).astype(np.float64), None if intermediate is None else stage(intermediate))
+    return Evidence(edge, (~best_right).astype(np.float64), None if intermediate is None else stage(intermediate))
 
 
 def least_squares_falling(scores: Floats, values: Floats) -> Floats:

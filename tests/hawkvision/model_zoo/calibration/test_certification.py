@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from edge.factory import load_components
-from hawkvision.cascade.certification.bounds import nuisance_beta, paired_exact_p
 from hawkvision.cascade.certification.profile import Profile, Shrinking, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
+from hawkvision.guarantee.bounds import nuisance_beta, paired_exact_p
 from hawkvision.model_zoo.calibration import summary
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.certification import certify_design, share_of_delta

@@ -103,11 +103,6 @@ def test_images_that_the_cascade_was_trained_on_are_refused(cache: Path, tmp_pat
         certify(DATA / "cifar10.npz", cache, tmp_path / "site.json")
 
 
-def test_betting_without_labels_is_refused(flat: Path, cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="betting needs labels"):
-        certify(flat, cache, tmp_path / "site.json", labelled=False, betting=True)
-
-
 def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "site.json"
     words = ["--data", str(site), "--out", str(out), "--edge", "tiny", "--cache-dir", str(cache)]

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.certificate import least_drop
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, Quality
+from hawkvision.guarantee.certificate import least_drop
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages

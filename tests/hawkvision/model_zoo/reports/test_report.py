@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.certificate import Thresholds
 from hawkvision.cascade.certification.predictions import Split
 from hawkvision.cascade.certification.profile import ImageUse, Profile
 from hawkvision.cascade.certification.profile_files import dump, load_profile, seal
@@ -22,6 +21,7 @@ from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import MaxAccuracyDrop
+from hawkvision.guarantee.evidence import Thresholds
 from hawkvision.model_zoo.reports.page import Findings, Outcome, render
 from hawkvision.model_zoo.reports.report import (
     LabelledPredictions,

@@ -5,27 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest, multinomial
+from scipy.stats import beta, multinomial
 
-from hawkvision.cascade.certification.bounds import (
-    LARGEST_STAKE_ON_FRACTIONS,
+from hawkvision.guarantee.bounds import (
     NUISANCE_BETA,
     NUISANCE_POINTS,
     _discordant,
     _lower_tails,
     _score,
-    agreement_p,
-    betting_p,
-    clopper_pearson,
+    deviations,
     drop_upper_bound,
+    log_wealth,
     mean_drop_upper_bound,
     mean_interval,
+    mean_upper_bound,
     paired_betting_p,
     paired_exact_p,
 )
@@ -44,6 +44,11 @@ def trinomial(lost: Counts, gained: Counts, n: int, rate: float, drop: float) ->
     p_lost, p_gained = (rate + drop) / 2, (rate - drop) / 2
     cells = np.column_stack([lost, gained, n - lost - gained])
     return np.asarray(multinomial.pmf(cells, n, [p_lost, p_gained, max(0.0, 1 - p_lost - p_gained)]))
+
+
+def bet(losses: NDArray[Any], drop: float, delta: float = 0.05) -> float:
+    """With stakes that know how large each loss or gain was, and not which."""
+    return paired_betting_p(losses, np.abs(losses), drop, delta)
 
 
 def draw_losses(rng: np.random.Generator, n: int, rate: float, drop: float) -> NDArray[np.int8]:
@@ -79,8 +84,8 @@ def test_exact_test_is_no_more_often_wrong_inside_the_null_than_on_its_boundary(
 def test_no_discordance_rate_between_the_points_of_the_search_is_worse(
     lost: int, gained: int, n: int, drop: float
 ) -> None:
-    low, high = clopper_pearson(lost + gained, n, NUISANCE_BETA)
-    rates = np.linspace(max(low, drop), max(high, drop), 32 * (NUISANCE_POINTS - 1) + 1)
+    high = beta.ppf(1 - NUISANCE_BETA, lost + gained + 1, n - lost - gained)
+    rates = np.linspace(drop, max(high, drop), 32 * (NUISANCE_POINTS - 1) + 1)
     observed = float(_score(np.array([lost - gained]), np.array([lost + gained]), n, drop)[0])
     worst = float(_lower_tails(observed, n, rates, drop).max())
     assert paired_exact_p(lost, gained, n, drop) - NUISANCE_BETA == pytest.approx(worst, abs=5e-4)
@@ -92,28 +97,41 @@ def test_a_drop_that_is_observed_in_full_is_no_evidence() -> None:
     assert paired_exact_p(39, 20, 200, 0.1) < 1.0
 
 
-@given(st.integers(1, 60), st.data())
+@given(st.integers(1, 80), st.data())
 @settings(max_examples=examples(300), deadline=None)
-def test_exact_p_value_grows_with_losses_and_what_certifies_a_drop_certifies_larger_ones(
+def test_exact_p_value_never_falls_as_a_loss_rises_and_what_certifies_a_drop_certifies_larger_ones(
     n: int, data: st.DataObject
 ) -> None:
-    lost = data.draw(st.integers(0, n))
-    gained = data.draw(st.integers(0, n - lost))
+    differing = data.draw(st.integers(0, n))
+    lost = data.draw(st.integers(0, differing))
+    gained = data.draw(st.integers(0, differing - lost))
     drop = data.draw(st.floats(0.01, 0.9))
-    p = paired_exact_p(lost, gained, n, drop)
+    p = paired_exact_p(lost, gained, n, drop, differing=differing)
     assert NUISANCE_BETA <= p <= 1.0
-    if lost + gained < n:
-        assert paired_exact_p(lost + 1, gained, n, drop) >= p - 0.02
+    if lost + gained < differing:
+        assert paired_exact_p(lost + 1, gained, n, drop, differing=differing) >= p - 1e-12
+    if gained:
+        assert paired_exact_p(lost, gained - 1, n, drop, differing=differing) >= p - 1e-12
     for level in (0.01, 0.05, 0.1):
         if p <= level:
-            assert paired_exact_p(lost, gained, n, min(1.0, drop + 0.05)) <= level
+            assert paired_exact_p(lost, gained, n, min(1.0, drop + 0.05), differing=differing) <= level
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 20, 45])
+@pytest.mark.parametrize("drop", [0.003, 0.05, 0.3, 0.8])
+def test_outcomes_are_ordered_by_every_single_loss(n: int, drop: float) -> None:
+    """All outcomes: the score rises as an image that agreed loses, and as one that gained agrees."""
+    lost, gained = enumerate_outcomes(n)
+    score = {(b, c): t for b, c, t in zip(lost, gained, _score(lost - gained, lost + gained, n, drop), strict=True)}
+    for (b, c), t in score.items():
+        assert all(score.get(worse, t) >= t - 1e-12 for worse in ((b + 1, c), (b, c - 1)))
 
 
 @pytest.mark.parametrize(("n", "drop"), [(1, 0.5), (4, 0.9), (6, 0.3), (8, 0.5), (8, 0.8)])
 def test_betting_is_valid_over_all_sequences_at_every_level(n: int, drop: float) -> None:
     """All 3^n outcomes, each with its probability under a fine grid of boundary distributions: P(p ≤ t) ≤ t."""
     sequences = np.array(list(itertools.product((-1, 0, 1), repeat=n)), np.int8)
-    p = np.array([paired_betting_p(sequence, drop) for sequence in sequences])
+    p = np.array([paired_betting_p(sequence, np.abs(sequence), drop) for sequence in sequences])
     lost, gained = (sequences == 1).sum(axis=1), (sequences == -1).sum(axis=1)
     levels = np.unique(p)[:-1][:: max(1, len(np.unique(p)) // 60)]
     assert len(levels)
@@ -133,40 +151,32 @@ def test_betting_is_valid_for_dependent_images_as_long_as_each_is_as_bad_given_t
         for i in range(1, 200):
             rate = 0.9 if losses[i - 1] else 0.15
             losses[i] = draw_losses(rng, 1, rate, drop)[0]
-        rejected += paired_betting_p(losses[1:], drop) <= 0.05
+        rejected += bet(losses[1:], drop) <= 0.05
     assert rejected <= runs * 0.05 + 2 * math.sqrt(runs * 0.05 * 0.95)
 
 
 def test_betting_certifies_a_small_drop_and_not_a_large_one() -> None:
     rng = np.random.default_rng(3)
-    assert paired_betting_p(draw_losses(rng, 2_000, 0.05, 0.005), 0.03) < 0.01
-    assert paired_betting_p(draw_losses(rng, 2_000, 0.1, 0.06), 0.03) > 0.5
+    assert bet(draw_losses(rng, 2_000, 0.05, 0.005), 0.03) < 0.01
+    assert bet(draw_losses(rng, 2_000, 0.1, 0.06), 0.03) > 0.5
 
 
 def test_a_drop_of_one_can_be_bet_on() -> None:
-    assert paired_betting_p(np.zeros(20, np.int8), 1.0) < 1e-6
-    assert paired_betting_p(np.ones(20, np.int8), 1.0) == 1.0
+    assert bet(np.zeros(20, np.int8), 1.0) < 1e-6
+    assert bet(np.ones(20, np.int8), 1.0) == 1.0
 
 
-@given(st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=60), st.floats(0.001, 1.0), st.data())
+LOSS = st.floats(-1.0, 1.0)
+
+
+@given(st.lists(st.tuples(LOSS, LOSS, st.floats(0.0, 1.0)), min_size=1, max_size=60), st.floats(0.001, 1.0))
 @settings(deadline=None)
-def test_betting_p_value_is_a_probability_and_never_grows_as_a_loss_is_undone_at_the_end(
-    values: list[int], drop: float, data: st.DataObject
+def test_betting_p_value_is_a_probability_and_never_falls_as_losses_rise(
+    values: list[tuple[float, float, float]], drop: float
 ) -> None:
-    losses = np.array(values, np.int8)
-    p = paired_betting_p(losses, drop)
-    assert 0.0 < p <= 1.0
-    better = losses.copy()
-    better[-1] = max(-1, better[-1] - 1)
-    assert paired_betting_p(better, drop) <= p + 1e-12
-
-
-@pytest.mark.parametrize("n", [1, 5, 30])
-@pytest.mark.parametrize("drop", [0.01, 0.2, 0.99])
-def test_agreement_is_the_one_sided_binomial_test(n: int, drop: float) -> None:
-    for differing in range(n + 1):
-        expected = binomtest(differing, n, drop, alternative="less").pvalue
-        assert agreement_p(differing, n, drop) == pytest.approx(expected, rel=1e-9)
+    one, other, differing = np.array(values).T
+    p = paired_betting_p(np.minimum(one, other), differing, drop)
+    assert 0.0 < p <= paired_betting_p(np.maximum(one, other), differing, drop) + 1e-12 <= 1.0 + 1e-12
 
 
 def test_upper_bound_on_the_drop_is_the_edge_of_what_is_certified() -> None:
@@ -198,7 +208,10 @@ def draw_fractions(rng: np.random.Generator, n: int, mean: float) -> NDArray[np.
 @pytest.mark.parametrize(("n", "mean"), [(40, 0.02), (150, 0.1), (150, 0.5), (400, 0.9)])
 def test_betting_on_fractions_rejects_a_true_mean_no_oftener_than_stated(n: int, mean: float) -> None:
     rng, runs, delta = np.random.default_rng(20261127), 600, 0.05
-    rejected = sum(betting_p(draw_fractions(rng, n, mean), mean, delta) <= delta for _ in range(runs))
+    rejected = 0
+    for _ in range(runs):
+        x = draw_fractions(rng, n, mean)
+        rejected += bool(log_wealth(x, mean, delta, deviations(x)) >= math.log(1.0 / delta))
     assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
 
 
@@ -211,7 +224,7 @@ def test_fractional_losses_are_certified_wrongly_no_oftener_than_stated(n: int, 
         lost, gained = draw_fractions(rng, n, min(0.9, drop + 0.05)), draw_fractions(rng, n, 0.05)
         losses = np.clip(lost - gained, -1.0, 1.0)
         losses += drop - (min(0.9, drop + 0.05) - 0.05)  # the mean is the limit
-        rejected += paired_betting_p(np.clip(losses, -1.0, 1.0), drop, delta, LARGEST_STAKE_ON_FRACTIONS) <= delta
+        rejected += bet(np.clip(losses, -1.0, 1.0), drop, delta) <= delta
     assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
 
 
@@ -239,10 +252,13 @@ def test_intervals_by_betting_miss_the_mean_no_oftener_than_stated(mean: float) 
 
 def test_bounds_shrink_with_the_number_of_images_and_none_is_below_what_no_loss_at_all_can_show() -> None:
     rng = np.random.default_rng(3)
-    found = [mean_drop_upper_bound(draw_fractions(rng, n, 0.02) - 0.02, 0.05) for n in (50, 500, 5_000)]
+    drawn = [draw_fractions(rng, n, 0.02) for n in (50, 500, 5_000)]
+    found = [mean_drop_upper_bound(x - 0.02, x, 0.05) for x in drawn]
     assert found == sorted(found, reverse=True)
     for n in (20, 46, 300):
-        assert mean_drop_upper_bound(np.zeros(n), 0.05) > 1.0 - 0.05 ** (1.0 / n), "else it would beat every valid test"
+        assert mean_drop_upper_bound(np.zeros(n), np.zeros(n), 0.05) > 1.0 - 0.05 ** (1.0 / n), (
+            "else it would beat every valid test"
+        )
 
 
 @pytest.mark.parametrize(
@@ -252,12 +268,12 @@ def test_bounds_shrink_with_the_number_of_images_and_none_is_below_what_no_loss_
         (lambda: paired_exact_p(3, 3, 5, 0.1), "gained"),
         (lambda: paired_exact_p(0, 0, 0, 0.1), "lost"),
         (lambda: paired_exact_p(0, 0, 5, 1.5), "max_drop"),
-        (lambda: paired_betting_p(np.zeros(0, np.int8), 0.1), "at least one loss"),
-        (lambda: paired_betting_p(np.zeros(2, np.int8), 0.0), "max_drop"),
-        (lambda: agreement_p(6, 5, 0.1), "differing"),
-        (lambda: agreement_p(1, 5, 0.0), "max_drop"),
-        (lambda: betting_p(np.array([0.2, 1.1]), 0.5, 0.05), "out of range"),
-        (lambda: betting_p(np.array([math.nan]), 0.5, 0.05), "out of range"),
+        (lambda: paired_exact_p(2, 1, 5, 0.1, differing=2), "differing"),
+        (lambda: bet(np.zeros(0, np.int8), 0.1), "at least one loss"),
+        (lambda: bet(np.zeros(2, np.int8), 0.0), "max_drop"),
+        (lambda: bet(np.array([0.2, 1.1]), 0.5), "out of range"),
+        (lambda: mean_upper_bound(np.array([-0.1]), 0.05), "out of range"),
+        (lambda: mean_upper_bound(np.array([math.nan]), 0.05), "out of range"),
     ],
 )
 def test_impossible_counts_drops_and_values_are_refused(ask: Callable[[], float], says: str) -> None:
@@ -294,13 +310,5 @@ def test_mass_left_out_of_the_tails_is_as_small_as_stated(n: int, mean: float) -
 def test_betting_wins_against_a_true_null_no_more_often_than_ville_allows(rate: float, drop: float) -> None:
     rng = np.random.default_rng(20261121)
     runs, delta = 800, 0.05
-    rejected = sum(paired_betting_p(draw_losses(rng, 300, rate, drop), drop) <= delta for _ in range(runs))
+    rejected = sum(bet(draw_losses(rng, 300, rate, drop), drop) <= delta for _ in range(runs))
     assert rejected <= runs * delta + 2 * math.sqrt(runs * delta * (1 - delta))
-
-
-@pytest.mark.parametrize(("n", "drop"), [(20, 0.1), (60, 0.05), (200, 0.02)])
-def test_agreement_is_valid_by_enumeration_at_every_level(n: int, drop: float) -> None:
-    p = np.array([agreement_p(k, n, drop) for k in range(n + 1)])
-    for rate in np.linspace(drop, 1.0, 50):
-        weights = binom.pmf(np.arange(n + 1), n, rate)
-        assert all(weights[p <= level].sum() <= level + 1e-12 for level in (0.01, 0.05, *p))

@@ -1,31 +1,28 @@
-"""Tests of one threshold: is the accuracy it gives up below ε? Three p-values, each valid at any sample size.
+"""Tests of one threshold: is the accuracy it gives up below ε? Two p-values, each valid at any sample size.
 
 Let an image be answered below the cascade's reference stage when its score is at least τ. The accuracy given up is E ℓ
 with
 
     ℓ = 1{answered below} · (loss_below − loss_reference)  ∈ [−1, +1].
 
-All three test H0: E ℓ ≥ ε. Where losses are 0 or 1, only discordant images count: b of them lost (+1), c of them gained
-(−1), out of n.
+Both test H0: E ℓ ≥ ε, and neither p-value falls when an ℓ rises.
 
-*Exact* (`paired_exact_p`), for losses of 0 or 1. Outcomes are ordered by the score statistic T = (b − c − nε) / σ̃,
-with σ̃ the standard deviation of b − c at the likeliest discordance rate q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics
-in Medicine 1998), and the p-value is the probability of this T or a smaller one. Given q that is a finite sum: on the
-boundary of H0 the number of discordant images is binomial(n, q), and each is a loss with probability (q + ε) / 2q. The
-nuisance q is removed by the supremum over a (1 − β) confidence interval of q, plus β (Berger and Boos, JASA 1994; for
-paired proportions Hsueh, Liu and Chen, Biometrics 2001). The boundary is enough: for fixed q a larger drop makes losses
+*Exact* (`paired_exact_p`), for losses of 0 or 1, of which b images lost (+1) and c gained (−1), out of n. Outcomes are
+ordered by the score statistic T = (b − c − nε) / σ̃, with σ̃ the standard deviation of b − c at the likeliest rate
+q = P(ℓ ≠ 0) under E ℓ = ε (Tango, Statistics in Medicine 1998), and the p-value is the probability of this T or a
+smaller one. Given q that is a finite sum: on the boundary of H0 the number of images with ℓ ≠ 0 is binomial(n, q), and
+each is a loss with probability (q + ε) / 2q. The nuisance q is removed by the supremum over a (1 − β) confidence
+interval of q, plus β (Berger and Boos, JASA 1994; for paired proportions Hsueh, Liu and Chen, Biometrics 2001). The
+interval comes from the number of images on which the stages *differ*, since q is at most the rate of that; so it does
+not depend on labels, and T alone orders the outcomes. The boundary is enough: for fixed q a larger drop makes losses
 out of gains, and T larger. Ordering by b − c alone is exact too, but rejects less often.
 
-*Betting* (`paired_betting_p`), for any losses. A gambler bets against H0 image by image, with stakes that depend on the
-past only; if H0 is true the expected wealth never grows, so wealth K gives p = 1/K (Waudby-Smith and Ramdas,
-"Estimating means of bounded random variables by betting", JRSS-B 2024). It is weaker than the exact test but needs no
-independence: under H0 the expected loss of each image given those before it is at least ε. The stakes are tuned to n
-and the maximum of the wealth counts, so it tests one sample of a size that was fixed in advance. The means of other
-bounded values are tested, and bounded, in the same way (`betting_p`, `mean_interval`).
-
-*Agreement* (`agreement_p`). Without labels: where loss(a, t) − loss(b, t) ≤ disagreement(a, b), E ℓ is at most the
-mean of 1{answered below} · disagreement. Where that is 0 or 1, it is a plain binomial proportion (Clopper and Pearson,
-1934); any other is tested by betting.
+*Betting* (`paired_betting_p`), for any losses. A gambler bets against H0 image by image, with stakes that depend on
+earlier disagreements only, not on labels; if H0 is true the expected wealth never grows, so wealth K gives p = 1/K
+(Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 2024). It is weaker than the
+exact test but needs no independence: under H0 the expected loss of each image given those before it is at least ε. The
+stakes are tuned to n and the maximum of the wealth counts, so it tests one sample of a size that was fixed in advance.
+Means of values in [0, 1] get intervals in the same way (`mean_interval`), with stakes from the values themselves.
 """
 
 from __future__ import annotations
@@ -58,28 +55,32 @@ Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 
 
 @lru_cache(maxsize=4096)  # thresholds next to one another, and targets tried again, often have the same counts
-def paired_exact_p(lost: int, gained: int, n: int, max_drop: float, beta: float = NUISANCE_BETA) -> float:
+def paired_exact_p(
+    lost: int, gained: int, n: int, max_drop: float, beta: float = NUISANCE_BETA, differing: int | None = None
+) -> float:
     """p-value of H0: E ℓ ≥ max_drop, from `lost` (ℓ = +1) and `gained` (ℓ = −1) of n images.
 
     The p-value is 1 where the observed drop is at least max_drop. `beta` is spent on the nuisance rate; it follows from
-    the level of the test (`nuisance_beta`), never from the counts.
+    the level of the test (`nuisance_beta`), never from the counts. `differing` are the images of which ℓ could be other
+    than 0, whatever their labels; None means those of which it is.
 
     Raises:
         ValueError: if the counts do not fit n or max_drop is not in (0, 1].
     """
-    if lost < 0 or gained < 0 or lost + gained > n or n < 1:
-        raise ValueError(f"expected counts with lost + gained <= n and n >= 1, got {lost}, {gained}, {n}")
+    discordant = lost + gained
+    most = discordant if differing is None else differing
+    if lost < 0 or gained < 0 or not discordant <= most <= n or n < 1:
+        raise ValueError(
+            f"expected counts with lost + gained <= differing <= n and n >= 1, got {lost}, {gained}, {most}, {n}"
+        )
     if not 0.0 < max_drop <= 1.0:
         raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
-    discordant = lost + gained
     observed = float(_score(np.array([lost - gained]), np.array([discordant]), n, max_drop)[0])
     if observed >= 0.0:
         return 1.0
-    half = beta / 2
-    low = 0.0 if discordant == 0 else float(beta_distribution.ppf(half, discordant, n - discordant + 1))
-    high = 1.0 if discordant == n else float(beta_distribution.ppf(1 - half, discordant + 1, n - discordant))
+    high = 1.0 if most == n else float(beta_distribution.ppf(1 - beta, most + 1, n - most))
     # |E ℓ| ≤ q, so on the boundary of H0 no rate below max_drop is possible.
-    rates = np.linspace(max(low, max_drop), max(high, max_drop), NUISANCE_POINTS)
+    rates = np.linspace(max_drop, max(high, max_drop), NUISANCE_POINTS)
     return min(1.0, float(_lower_tails(observed, n, rates, max_drop).max()) + beta)
 
 
@@ -128,62 +129,64 @@ def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Num
     return passes
 
 
-LARGEST_STAKE: Final = 0.75
+LARGEST_STAKE: Final = 0.9
 """Share of the wealth that one image may lose; with 1 a single loss would end the game."""
-
-LARGEST_STAKE_ON_FRACTIONS: Final = 0.9
-"""The same where losses are seldom whole."""
 
 PRECISION: Final = 1e-4
 """Of bounds that are found by bisection; they are rounded to the safe side."""
 
 
-def betting_p(values: Numbers, mean: float, delta: float, largest_stake: float = LARGEST_STAKE_ON_FRACTIONS) -> float:
-    """p-value of H0: E x ≥ mean, from values (n,) in [0, 1] in an order that does not depend on them.
+def paired_betting_p(losses: Numbers, differing: Numbers, max_drop: float, delta: float = 0.05) -> float:
+    """p-value of H0: E ℓ ≥ max_drop, from losses ℓ (n,) in [−1, 1] in an order that does not depend on them.
 
-    Stakes are the predictable plug-in of the source above (its equation 26). `delta` only tunes them.
-
-    Raises:
-        ValueError: if there are no values, or one lies outside of [0, 1].
-    """
-    x = values.astype(np.float64)
-    if len(x) == 0 or not (x.min() >= 0.0 and x.max() <= 1.0):
-        raise ValueError("expected at least one loss, none of them out of range")
-    return float(min(1.0, math.exp(-log_wealth(x, mean, delta, largest_stake))))
-
-
-def log_wealth(
-    x: Floats, mean: float | Floats, delta: float, largest_stake: float = LARGEST_STAKE_ON_FRACTIONS
-) -> Floats:
-    """The logarithm of the largest wealth in `betting_p`, of each of several samples (..., n); `mean` (..., 1)."""
-    n = x.shape[-1]
-    counts = np.arange(1, n + 1)
-    means = (0.5 + np.cumsum(x, axis=-1)) / (counts + 1)
-    variance = (0.25 + np.cumsum((x - means) ** 2, axis=-1)) / (counts + 1)
-    past_variance = np.concatenate([np.full((*x.shape[:-1], 1), 0.25), variance[..., :-1]], axis=-1)
-    # One image loses at most stake · (1 − mean), which is 0 for a mean of 1.
-    ceiling = largest_stake / np.maximum(1.0 - mean, 1e-12)
-    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past_variance)), ceiling)
-    wealth: Floats = np.cumsum(np.log1p(stake * (mean - x)), axis=-1).max(axis=-1)
-    return wealth
-
-
-def paired_betting_p(
-    losses: NDArray[np.int8] | Floats, max_drop: float, delta: float = 0.05, largest_stake: float = LARGEST_STAKE
-) -> float:
-    """p-value of H0: E ℓ ≥ max_drop, from losses (n,) in [−1, 1] in an order that does not depend on them.
+    `differing` (n,), in [0, 1], is what stakes may know of the images before: how far the stages' answers differ,
+    without labels. `delta` only tunes the stakes.
 
     Raises:
         ValueError: if there are no losses, one lies outside of [−1, 1], or max_drop is not in (0, 1].
     """
     if not 0.0 < max_drop <= 1.0:
         raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
-    return betting_p((losses.astype(np.float64) + 1.0) / 2.0, (max_drop + 1.0) / 2.0, delta, largest_stake)
+    values = _within(losses, -1.0)
+    return float(min(1.0, math.exp(-log_wealth(values, max_drop, delta, differing.astype(np.float64) ** 2))))
+
+
+def log_wealth(values: Floats, mean: float | Floats, delta: float, squares: Floats) -> Floats:
+    """The logarithm of the largest wealth of a bet against E x ≥ mean, for each of several samples (..., n) of x ≤ 1.
+
+    Stakes are the predictable plug-in of the source above (its equation 26), of the `squares` (..., n) of images
+    before; `mean` is (..., 1).
+    """
+    n = values.shape[-1]
+    spread = (0.25 + np.cumsum(squares, axis=-1)) / np.arange(2, n + 2)
+    past = np.concatenate([np.full((*spread.shape[:-1], 1), 0.25), spread[..., :-1]], axis=-1)
+    # One image loses at most stake · (1 − mean), which is 0 for a mean of 1.
+    ceiling = LARGEST_STAKE / np.maximum(1.0 - mean, 1e-12)
+    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past)), ceiling)
+    wealth: Floats = np.cumsum(np.log1p(stake * (mean - values)), axis=-1).max(axis=-1)
+    return wealth
+
+
+def deviations(values: Floats) -> Floats:
+    """The squared distance of each value (..., n) from the mean so far: the `squares` of a sample by itself."""
+    means = (0.5 + np.cumsum(values, axis=-1)) / np.arange(2, values.shape[-1] + 2)
+    squared: Floats = (values - means) ** 2
+    return squared
+
+
+def _within(values: Numbers, least: float) -> Floats:
+    """Raises: ValueError if there are no values (n,), or one does not lie in [least, 1]."""
+    x = values.astype(np.float64)
+    if len(x) == 0 or not (x.min() >= least and x.max() <= 1.0):
+        raise ValueError("expected at least one loss, none of them out of range")
+    return x
 
 
 def mean_upper_bound(values: Floats, delta: float) -> float:
     """An upper confidence bound, at level 1 − delta, on the mean of values (n,) in [0, 1] in a random order."""
-    return _least(lambda mean: betting_p(values, mean, delta) <= delta)
+    x = _within(values, 0.0)
+    squares, enough = deviations(x), math.log(1.0 / delta)
+    return _least(lambda mean: bool(log_wealth(x, mean, delta, squares) >= enough))
 
 
 def mean_interval(values: Floats, delta: float = 0.05) -> tuple[float, float]:
@@ -191,9 +194,14 @@ def mean_interval(values: Floats, delta: float = 0.05) -> tuple[float, float]:
     return 1.0 - mean_upper_bound(1.0 - values, delta / 2), mean_upper_bound(values, delta / 2)
 
 
-def mean_drop_upper_bound(losses: Floats, delta: float) -> float:
-    """The smallest ε that a single threshold certifies by betting, from losses (n,) in [−1, 1] in a random order."""
-    return _least(lambda drop: paired_betting_p(losses, drop, delta, LARGEST_STAKE_ON_FRACTIONS) <= delta)
+def mean_drop_upper_bound(losses: Floats, differing: Floats, delta: float) -> float:
+    """The smallest ε that a single threshold certifies by betting; the arguments are those of `paired_betting_p`."""
+    return _least(lambda drop: paired_betting_p(losses, differing, drop, delta) <= delta)
+
+
+def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05, differing: int | None = None) -> float:
+    """The smallest ε that a single threshold certifies: an upper confidence bound on its drop, to 1e-4."""
+    return _least(lambda drop: paired_exact_p(lost, gained, n, drop, nuisance_beta(delta), differing) <= delta)
 
 
 def _least(passes: Callable[[float], bool]) -> float:
@@ -203,24 +211,6 @@ def _least(passes: Callable[[float], bool]) -> float:
         intermediate = (low + high) / 2
         low, high = (low, intermediate) if passes(intermediate) else (intermediate, high)
     return high
-
-
-def agreement_p(differing: int, n: int, max_drop: float) -> float:
-    """p-value of H0: P(answered below with another label than the reference stage's) ≥ max_drop.
-
-    Raises:
-        ValueError: if the count does not fit n or max_drop is not in (0, 1].
-    """
-    if not 0 <= differing <= n or n < 1:
-        raise ValueError(f"expected 0 <= differing <= n and n >= 1, got {differing}, {n}")
-    if not 0.0 < max_drop <= 1.0:
-        raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
-    return float(binom.cdf(differing, n, max_drop))
-
-
-def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05) -> float:
-    """The smallest ε that a single threshold certifies: an upper confidence bound on its drop, to 1e-4."""
-    return _least(lambda drop: paired_exact_p(lost, gained, n, drop, nuisance_beta(delta)) <= delta)
 
 
 def clopper_pearson(successes: int, n: int, delta: float = 0.05) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""The accuracy guarantee: evidence, the tests of a threshold, and certificates."""
