@@ -81,7 +81,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
 
     Raises:
         ManifestError: if a file is missing, broken or altered, or they do not belong together, such as a profile and
-            other labels.
+            other labels, or if the reference stage is measurably worse than a stage below it.
     """
     content = _content(config)
     models = models_dir(config.models_dir, config.task)
@@ -92,6 +92,8 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
     alone, first = config.datacenter_url is None, manifest.members(name)[0].name
     if make_policy is None:
         policy = Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
+        if not config.allow_worse_reference:
+            profile.check_reference(policy.pair)
     else:
         policy = make_policy(profile, name, manifest.best, alone=alone, site=site)
     stages = {stage.name: stage.fingerprint for stage in profile.stages}

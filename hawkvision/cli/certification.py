@@ -13,6 +13,7 @@ from hawkvision.system.files import CacheDir
 
 if TYPE_CHECKING:
     from hawkvision.cascade.certification.profile import Profile as CalibratedProfile
+    from hawkvision.model_zoo.calibration.certify import SiteRun
 
 
 def calibrate(
@@ -41,6 +42,9 @@ def calibrate(
         Path | None, Meta(description="A profile to certify anew on --certify-data, instead of measuring --data.")
     ] = None,
     compared: Compared = 1,
+    allow_worse_reference: Annotated[
+        bool, Meta(description="Certify against a reference stage that is measurably worse than a stage below it.")
+    ] = False,
     class_map: ClassMap = None,
     clean_ids: CleanIds = None,
     trained_images: TrainedImages = "refuse",
@@ -62,8 +66,8 @@ def calibrate(
         if data is not None or certify_data is None or edge or best or intermediate:
             raise ConfigError("--design takes --certify-data and neither --data nor other stages than the design's")
         profile = certify_design(
-            task, design, certify_data, path, compared=compared, datagram=datagram, reading=reading, models=models,
-            cache=cache,
+            task, design, certify_data, path, compared=compared, datagram=datagram, allow_worse=allow_worse_reference,
+            reading=reading, models=models, cache=cache,
         )  # fmt: skip
     elif data is None:
         raise ConfigError("expected --data, or --design with --certify-data")
@@ -79,6 +83,7 @@ def calibrate(
             datagram=datagram,
             certify_data=certify_data,
             compared=compared,
+            allow_worse=allow_worse_reference,
             reading=reading,
             models=models,
             cache=cache,
@@ -112,9 +117,20 @@ def _print_summary(profile: CalibratedProfile, path: Path, models: Path) -> None
 
 
 def certify(
-    data: Annotated[Path, Meta(description="The site's images: labelled, or with --unlabelled a plain folder.")],
+    data: Annotated[
+        Path, Meta(description="The site's images: labelled, or with --labels or --unlabelled a plain folder.")
+    ],
     task: Task = "imagenet",
-    unlabelled: Annotated[bool, Meta(description="Certify by agreement, without labels.")] = False,
+    labels: Annotated[
+        Path | None, Meta(description="A CSV file with the columns file,label, for some or all of the images.")
+    ] = None,
+    unlabelled: Annotated[bool, Meta(description="Certify without labels: what differs counts as lost.")] = False,
+    to_label: Annotated[
+        Path | None, Meta(description="Write here which images to label, the most helpful first; then --labels.")
+    ] = None,
+    labels_checked: Annotated[
+        bool, Meta(description="The labels are right although the reference stage is worse than in its profile.")
+    ] = False,
     edge: Annotated[list[str] | None, Meta(description="Edge stages to certify; default: the profile's.")] = None,
     compared: Compared = 1,
     class_map: ClassMap = None,
@@ -126,20 +142,20 @@ def certify(
     cache_dir: CacheDir = None,
 ) -> None:
     """Certify a cascade for one site, from that site's own images; the profile stays as it is."""
-    from rich.console import Console
-    from rich.table import Table
-
     from hawkvision.model_zoo.calibration.certify import certify_site
     from hawkvision.model_zoo.calibration.evidence import LabelReading
     from hawkvision.model_zoo.calibration.evidence import TrainedImages as Trained
     from hawkvision.models import manifest
 
     path = out or Path("certificates.json")
-    site = certify_site(
+    found = certify_site(
         task,
         data,
         path,
         labelled=not unlabelled,
+        labels=labels,
+        to_label=to_label,
+        labels_checked=labels_checked,
         edges=tuple(edge or ()),
         compared=compared,
         profile=profile,
@@ -147,22 +163,54 @@ def certify(
         models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    _print_site(found, path)
+    if to_label is not None:
+        print(
+            f"{found.listed} images to label: {to_label}; fill in the column `label` of as many as you like, from the "
+            "top, and certify with --labels in place of --unlabelled"
+        )
+
+
+def _print_site(found: SiteRun, path: Path) -> None:
+    """Accuracies, what is certified for each target, and what more labels would do."""
+    from rich.console import Console
+    from rich.table import Table
+
+    site, console = found.certificates, Console(highlight=False)
+    for name, accuracy in found.accuracies.items():
+        console.print(
+            f"{name} is right on {accuracy.value:.1%} of {accuracy.n} images drawn at random "
+            f"({accuracy.low:.1%} to {accuracy.high:.1%})",
+            soft_wrap=True,
+        )
     bounded = {pair.conditions[0].fast.basis for pair in site.pairs} == {"disagreement"}
-    limit = "disagreement at most" if bounded else "drop at most"
-    for title in ("edge stage", limit, "escalated", "by the reference stage", "accept from"):
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    limit = "disagreement" if bounded else "drop"
+    for title in ("stage", f"{limit} at most", "certified", "escalated", "reference", "accept from"):
+        table.add_column(title)
+    for title in ("labels", "more", "then") if found.needs else ():
         table.add_column(title)
     for pair in site.pairs:
-        for certificate in pair.conditions[0].certificates:
+        needs = found.needs.get(pair.edge, {})
+        for each in pair.conditions[0].certificates:
+            need = needs.get(each.max_drop)
+            labels = () if need is None else (str(need.used), str(int(need.helps.sum())), f"{need.escalation:.1%}")
             table.add_row(
                 pair.edge,
-                f"{certificate.max_drop:.2%}",
-                f"{certificate.escalation:.1%}",
-                f"{certificate.to_best:.1%}",
-                str(certificate.threshold),
+                f"{each.max_drop:.2%}",
+                "yes" if each.to_best < 1.0 else "no",
+                f"{each.escalation:.1%}",
+                f"{each.to_best:.1%}",
+                str(each.threshold),
+                *labels,
             )
-    console = Console()
     console.print(table)
+    if found.needs:
+        console.print(
+            "labels: that the certificate rests on. more: disagreements whose labels would help; then: escalated if "
+            "none of those loses anything.",
+            soft_wrap=True,
+        )
     if bounded:
         console.print("Without labels only the agreement with the reference stage is certified, no accuracy drop.")
     console.print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")

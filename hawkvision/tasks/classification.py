@@ -149,6 +149,7 @@ class ClassificationKind(TaskKind[Classification]):
     prediction = Classification
     scores: tuple[str, ...] = tuple(each.value for each in Score)
     agreement_bounds_drop: ClassVar[bool] = True
+    one_class: ClassVar[bool] = True
     binary: ClassVar[bool] = True
     wire_tensors: ClassVar[Mapping[str, TensorSpec]] = TENSORS
 

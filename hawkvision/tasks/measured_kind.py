@@ -41,6 +41,8 @@ class MeasuredKind(ABC, Generic[PredictionT]):
     """
     binary: ClassVar[bool] = False
     """Whether every loss and disagreement is 0 or 1, so that certificates use exact tests."""
+    one_class: ClassVar[bool] = False
+    """Whether one class is all that a label says of an image, and predictions have its `index`."""
     located: ClassVar[bool] = False
     """Whether predictions depend on places in the image. Then outputs are placed, and whole images are escalated."""
 

@@ -27,11 +27,12 @@ from hawkvision.integer.artifact import graph_of
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.models.image_sets.idx_reader import grey_png
-from hawkvision.models.manifest import artifact_path
+from hawkvision.models.manifest import artifact_path, load_manifest
 from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller
 from tests.edge.peer import running_peer
-from tests.hawkvision.model_zoo.synthetic_task import LABELS, write_cascade
+from tests.hawkvision.model_zoo.answers import answers_of
+from tests.hawkvision.model_zoo.synthetic_task import write_cascade
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> Cascade:
     models, _ = write_cascade(root, channels=(96, 192, 192))
     cache = root / "cache"
     build("shapes", models=models, cache=cache, progress=lambda *_: None)
-    bodies, labels = images(120), np.arange(120) % len(LABELS)
+    bodies = images(120)
+    labels = answers_of("shapes", load_manifest("shapes", models).best, bodies, cache, models)
     own = root / "own.npz"
     data = np.frombuffer(b"".join(bodies), np.uint8)
     np.savez(own, data=data, offsets=np.cumsum([0, *map(len, bodies)]), labels=labels)

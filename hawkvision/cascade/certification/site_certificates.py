@@ -24,6 +24,9 @@ class SiteData(_Strict, frozen=True):
     sha256: Sha256
     n: Annotated[int, Meta(ge=1)]
     labelled: bool
+    """Whether some or all of them have labels."""
+    labels_checked: bool = False
+    """Whether somebody looked again at the labels of images drawn at random, and confirmed them."""
     openings: Annotated[int, Meta(ge=1)] = msgspec.field(default=1, name="looks")
     """The number of designs that these images were opened for, as far as the replaced file tells."""
     compared: Annotated[int, Meta(ge=1)] = 1

@@ -145,6 +145,9 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "A profile made by `hawkvision calibrate`. Default: `<models_dir>/<task>/profile.json`.")] = None
     certificates: Annotated[Path | None, MODEL(
         "This site's own certificates, made by `hawkvision certify`; they replace those of the profile.")] = None
+    allow_worse_reference: Annotated[bool, MODEL(
+        "Start although the datacenter's reference stage is measurably worse than a stage below it, by the profile."
+    )] = False
     workers: Annotated[int, QUEUES(
         "Threads that decode and infer, one image each; 0 takes the number of usable cores. With `fpga-offload`, 0 "
         "adds 16 threads that wait for the device.", ge=0, le=1024)] = 0

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.predictions import Split, StagePredictions
+from hawkvision.cascade.certification.predictions import Split, StagePredictions, in_random_order
 from hawkvision.cascade.certification.profile import (
     ImageUse,
     Pair,
@@ -49,6 +49,7 @@ from hawkvision.model_zoo.calibration.evidence import (
     check_enough,
     read_evidence,
 )
+from hawkvision.model_zoo.calibration.label_check import check_labels
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.shrinking import check_shrinking
@@ -84,6 +85,7 @@ def calibrate(
     datagram: bool = False,
     certify_data: Path | None = None,
     compared: int = 1,
+    allow_worse: bool = False,
     reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
     cache: Path,
@@ -105,12 +107,13 @@ def calibrate(
             Images of a few kilobytes do not need it: they arrive whole or not at all.
         certify_data: labelled images used for certification only; None means a part of `data`, drawn by seed.
         compared: configurations that were ever compared on the certification images; δ is divided by it.
+        allow_worse: whether the reference stage may be measurably worse than a stage below it.
         reading: how to read the labels, and what to do with images that a model was trained on.
         models: the folder of manifests.
         cache: the folder of built models.
 
     Raises:
-        HawkVisionError: for bad data, unknown or missing models, or too few images.
+        HawkVisionError: for bad data, labels that cannot be right, unknown or missing models, or too few images.
     """
     manifest = load_manifest(task, models)
     kind = load_kind(manifest, models)
@@ -133,7 +136,7 @@ def calibrate(
     before = _replaced(out, task)
     openings = _openings_of(before, images.sha256, models_now, seed)
     delta = share_of_delta(DELTA, openings, compared)
-    measuring = _Measuring(kind, manifest, evidence, split, seed, ModelExecution(backend), cache, delta)
+    measuring = _Measuring(kind, manifest, evidence, split, seed, ModelExecution(backend), cache, delta, allow_worse)
     profile = measuring.profile(edges, best, between, datagram=datagram)
     if certifying is None:
         uses = _uses(images, split, compared, openings, design_sha256(profile, profile.pairs))
@@ -142,7 +145,10 @@ def calibrate(
         opened = None if before is None else before.use("certify", certifying.images.sha256)
         if opened is not None:
             profile = msgspec.structs.replace(profile, uses=(*designing(profile), opened))
-        profile = certified_anew(profile, kind, manifest, certifying, datagram=datagram, backend=backend, cache=cache)
+        profile = certified_anew(
+            profile, kind, manifest, certifying, datagram=datagram, allow_worse=allow_worse, backend=backend,
+            cache=cache,
+        )  # fmt: skip
     write_profile(profile, manifest, models, out)
     held_out = HeldOut(images.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
@@ -161,6 +167,7 @@ class _Measuring:
     execution: ModelExecution
     cache: Path
     delta: float
+    allow_worse: bool
 
     def profile(self, edges: Sequence[str], best: str, between: str | None, *, datagram: bool) -> Profile:
         """The profile of all stages, with the certified pairs of each edge stage."""
@@ -173,6 +180,11 @@ class _Measuring:
         predictions = self._run(edges, remote, images, self.split.used(), shrink=shrink)
         served = {name: predictions.served(name) for name in remote}
         measured = {name: self._at_edge(name, predictions) for name in edges}
+        check_labels(
+            self.kind, [*(stage for _, stage in measured.values()), *(served[name] for name in remote[:-1])],
+            served[best], self.evidence.truths, in_random_order(self.split.used()), images.name,
+            allow_worse=self.allow_worse,
+        )  # fmt: skip
         stages = {name: self._both(stage, served.get(name)) for name, (stage, _) in measured.items()}
         stages |= {name: self._remote(served[name], predictions) for name in remote if name not in stages}
         reused_ms = 0.0 if between is None else predictions.reused_ms(between, best)

@@ -50,6 +50,7 @@ from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.evidence import LabelledData, LabelReading, check_enough, read_evidence
+from hawkvision.model_zoo.calibration.label_check import check_labels
 from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images, received_predictions
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
@@ -105,6 +106,7 @@ def certify_design(
     *,
     compared: int = 1,
     datagram: bool = False,
+    allow_worse: bool = False,
     reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
     cache: Path,
@@ -118,7 +120,9 @@ def certify_design(
     kind = load_kind(manifest, models)
     evidence = read_certifying(data, kind, manifest, models, reading)
     known = load_profile(design)
-    profile = certified_anew(known, kind, manifest, evidence, compared=compared, datagram=datagram, cache=cache)
+    profile = certified_anew(
+        known, kind, manifest, evidence, compared=compared, datagram=datagram, allow_worse=allow_worse, cache=cache
+    )
     write_profile(profile, manifest, models, out)
     return profile
 
@@ -155,6 +159,7 @@ def certified_anew(
     compared: int = 1,
     delta: float = DELTA,
     datagram: bool = False,
+    allow_worse: bool = False,
     arrived: Iterable[ReceivedImages] | None = None,
     backend: BackendKind = "onnxruntime",
     cache: Path,
@@ -172,6 +177,7 @@ def certified_anew(
         compared: configurations that were compared on these images.
         delta: probability that a certificate is wrong, before it is divided.
         datagram: whether to certify images received over a link, too.
+        allow_worse: whether the reference stage may be measurably worse than a stage below it.
         arrived: these images as received; None simulates the links now.
         backend: what runs the models.
         cache: where built models lie.
@@ -193,6 +199,11 @@ def certified_anew(
         kind, manifest, images, edge=edge, datacenter=datacenter, shrink=design.shrinks_images, execution=execution,
         cache=cache, chosen=chosen,
     )  # fmt: skip
+    for pair in design.pairs:
+        below = [edge_predictions(design, pair.edge, predictions)]
+        below += [predictions.served(pair.intermediate.name)] if pair.intermediate is not None else []
+        best, order = predictions.served(pair.best), in_random_order(chosen)
+        check_labels(kind, below, best, evidence.truths, order, images.name, allow_worse=allow_worse)
     share = share_of_delta(delta, use.openings or 1, compared)
     certification = _LabelledCertification(kind, design, predictions, evidence, chosen, share)
     if datagram:
@@ -259,6 +270,12 @@ def stages_by_tier(profile: Profile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(edge), tuple(datacenter)
 
 
+def edge_predictions(profile: Profile, name: str, predictions: CascadePredictions) -> StagePredictions:
+    """An edge stage as it is served by the profile."""
+    stage = profile.stage(name)
+    return StagePredictions(name, predictions.outputs(name, Tier.EDGE, stage.temperature), stage.cost_ms)
+
+
 def pair_evidence(
     profile: Profile,
     pair: Pair,
@@ -267,9 +284,7 @@ def pair_evidence(
     chosen: NDArray[np.intp],
 ) -> Evidence:
     """The images `chosen` as evidence on one pair, each stage as it is served by the profile."""
-    stage = profile.stage(pair.edge)
-    edge = StagePredictions(pair.edge, predictions.outputs(pair.edge, Tier.EDGE, stage.temperature), stage.cost_ms)
-    between = pair.intermediate
+    edge, between = edge_predictions(profile, pair.edge, predictions), pair.intermediate
     return make_evidence(
         predictions.kind, Scored(edge, pair.score), predictions.served(pair.best), truths, chosen,
         None if between is None else Scored(predictions.served(between.name), between.score),

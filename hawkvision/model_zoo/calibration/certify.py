@@ -10,33 +10,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.predictions import accuracies, in_random_order, measure_accuracy, select
-from hawkvision.cascade.certification.profile import Pair, Profile, design_sha256
+from hawkvision.cascade.certification.predictions import (
+    StagePredictions,
+    accuracies,
+    in_random_order,
+    measure_accuracy,
+    select,
+)
+from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Pair, Profile, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
-from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, served_accuracy
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.core.types import Tier
+from hawkvision.guarantee.evidence import Flags
+from hawkvision.guarantee.labels import LabelNeed, label_needs
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
     FEWEST_IMAGES,
     check_unseen,
+    edge_predictions,
     pair_evidence,
     share_of_delta,
     stages_by_tier,
 )
 from hawkvision.model_zoo.calibration.evidence import LabelReading, check_enough, clean_images, read_evidence
+from hawkvision.model_zoo.calibration.label_check import Wish, check_labels, checkable, random_images, write_list
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
-from hawkvision.models.datasets import read_unlabelled
+from hawkvision.models.datasets import Annotation, read_unlabelled
+from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
+from hawkvision.models.image_sets.labels_file import read_labels
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, load_manifest
 from hawkvision.system.files import write_atomic
 from hawkvision.tasks.kind import TaskKind, Truth
 from hawkvision.tasks.registry import load_kind
+
+
+class SiteRun(NamedTuple):
+    """What certifying a site found."""
+
+    certificates: SiteCertificates
+    accuracies: dict[str, MeasuredAccuracy]
+    """Of each stage, on the images that labels were checked on; empty without labels."""
+    needs: dict[str, dict[float, LabelNeed]]
+    """By edge stage and `max_drop`, what labels do; empty for kinds that take no labels file."""
+    listed: int
+    """Images that were written to `to_label`."""
 
 
 def certify_site(
@@ -45,6 +71,9 @@ def certify_site(
     out: Path,
     *,
     labelled: bool = True,
+    labels: Path | None = None,
+    to_label: Path | None = None,
+    labels_checked: bool = False,
     edges: Sequence[str] = (),
     delta: float = 0.05,
     compared: int = 1,
@@ -53,15 +82,18 @@ def certify_site(
     models: Path,
     cache: Path,
     today: date | None = None,
-) -> SiteCertificates:
+) -> SiteRun:
     """Certify a profile's pairs on a site's images and write the certificates to `out`.
 
     Args:
         task: the task, by the name of its manifest.
-        data: labelled images (`hawkvision.models.datasets`), or with `labelled` False a folder of images.
+        data: labelled images (`hawkvision.models.datasets`), or with `labels` or `labelled` False a folder of images.
         out: where `hawkvision edge up --certificates` will read them.
-        labelled: whether labels are known; without them agreement with the reference stage is certified, which
-            escalates more.
+        labelled: whether there are labels; without them every disagreement with the reference stage counts as lost.
+        labels: a file with the labels of some of the images (`labels_file`).
+        to_label: where to write the images whose labels would help, with the answers of the stages.
+        labels_checked: whether somebody looked again at the labels of the images drawn at random, so that the
+            reference stage may be less often right there than in its profile.
         edges: edge stages to certify; none means all pairs of the profile.
         delta: probability that a certificate is wrong. If `out` has certificates from these images for another
             design, it is halved once more than theirs.
@@ -79,7 +111,9 @@ def certify_site(
     kind = load_kind(manifest, models)
     known = load_profile_of(manifest, models, profile)
     known = msgspec.structs.replace(known, pairs=tuple(_pairs_of(known, edges)))
-    images, truths = _site_images(data, kind, manifest, models, reading, labelled=labelled)
+    if to_label is not None and not kind.one_class:
+        raise ConfigError(_no_list(kind, "--to-label"))
+    images, truths = _site_images(data, kind, manifest, models, reading, labels, labelled=labelled)
     known.check_labels(kind.labels)
     check_unseen(known, images, compared, str(data))
     design = design_sha256(known, known.pairs)
@@ -95,19 +129,18 @@ def certify_site(
     share = share_of_delta(delta, openings, compared)
     interval = share_of_delta(DELTA, openings, compared)
     certification = _SiteCertification(known, predictions, images, truths, share, interval)
-    site = SiteCertificates(
-        format=2,
-        task=task,
-        as_of=(today or date.today()).isoformat(),
-        data=SiteData(
-            name=images.name, sha256=images.sha256, n=len(chosen), labelled=labelled, openings=openings,
-            compared=compared, design=design, shrinks_images=known.shrinks_images,
-        ),
-        stages=tuple(map(certification.stage, dict.fromkeys(name for p in known.pairs for name in _names_of(p)))),
-        pairs=tuple(map(certification.pair, known.pairs)),
+    checked = certification.check(str(labels or data), confirmed=labels_checked)
+    described = SiteData(
+        name=images.name, sha256=images.sha256, n=len(chosen), labelled=bool(checked), labels_checked=labels_checked,
+        openings=openings, compared=compared, design=design, shrinks_images=known.shrinks_images,
     )  # fmt: skip
+    site = certification.certificates(described, today or date.today())
+    wishes = [certification.wish(pair) for pair in known.pairs] if kind.one_class else []
+    listed = 0
+    if to_label is not None:
+        listed = write_list(to_label, kind, images, truths, random_images(images, chosen), wishes)
     write_atomic(out, dump(site))
-    return site
+    return SiteRun(site, checked, {wish.below[0].name: wish.needs for wish in wishes}, listed)
 
 
 def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
@@ -124,7 +157,14 @@ def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
 
 
 def _site_images(
-    data: Path, kind: TaskKind[Any], manifest: Manifest, models: Path, reading: LabelReading, *, labelled: bool
+    data: Path,
+    kind: TaskKind[Any],
+    manifest: Manifest,
+    models: Path,
+    reading: LabelReading,
+    labels: Path | None,
+    *,
+    labelled: bool,
 ) -> tuple[AnyImages, Sequence[Truth | None]]:
     """The site's images, and the label of each; None where there is none.
 
@@ -133,7 +173,16 @@ def _site_images(
     """
     images: AnyImages
     truths: Sequence[Truth | None]
-    if labelled:
+    if labels is not None:
+        if not labelled:
+            raise ConfigError("--labels and --unlabelled contradict each other; expected one of them")
+        if not kind.one_class:
+            raise ConfigError(_no_list(kind, "--labels"))
+        images = read_unlabelled(data)
+        numbers = class_numbers(kind.labels) | directory_classes(kind.labels, models / manifest.task, reading.class_map)
+        classes = read_labels(labels, images, numbers)
+        truths = [None if each is None else kind.truth(Annotation(np.array([each]))) for each in classes]
+    elif labelled:
         evidence = read_evidence(data, kind, manifest, models, reading)
         images, truths = evidence.images, evidence.truths
     else:
@@ -191,20 +240,79 @@ class _SiteCertification:
         """Take what was run; accuracies get intervals at confidence 1 − `interval_delta`."""
         self._profile = profile
         self._predictions = predictions
-        self._sha256 = images.sha256
+        self._kind = predictions.kind
+        self._images = images
         self._truths = truths
         self._delta = delta
         self._interval_delta = interval_delta
         self._chosen = in_random_order(predictions.chosen)
         self._edge, self._datacenter = _stages_of(profile)
+        self._evidence = {
+            pair.edge: pair_evidence(profile, pair, predictions, truths, self._chosen) for pair in profile.pairs
+        }
 
-    def stage(self, name: str) -> SiteStage:
-        """A stage with its accuracy at the site, if labels are known."""
+    def check(self, where: str, *, confirmed: bool) -> dict[str, MeasuredAccuracy]:
+        """Check the labels; the accuracy of each stage on the images that they were checked on.
+
+        Raises:
+            ConfigError: if they cannot be believed, or must be confirmed.
+        """
+        if not self._labelled.any():
+            return {}
+        checked = checkable(self._images, self._truths, self._predictions.chosen, where)
+        found: dict[str, MeasuredAccuracy] = {}
+        for pair in self._profile.pairs:
+            best, below = self._predictions.served(pair.best), self._below(pair)
+            check_labels(self._kind, below, best, self._truths, in_random_order(checked), where)
+            for stage in (*below, best):
+                found[stage.name] = self._accuracy(stage, in_random_order(checked))
+            known = self._profile.stage(pair.best).datacenter_accuracy
+            if found[pair.best].high < known.low and not confirmed:
+                raise ConfigError(
+                    f"{where}: on {len(checked)} images drawn at random {pair.best} is right on "
+                    f"{found[pair.best].value:.1%}, and in its profile on {known.value:.1%}: either these images are "
+                    "harder, or labels are wrong; look at those labels again, and confirm them by --labels-checked"
+                )
+        return found
+
+    @property
+    def _labelled(self) -> Flags:
+        return self._evidence[self._profile.pairs[0].edge].labelled
+
+    def _below(self, pair: Pair) -> list[StagePredictions]:
+        """The stages below a pair's reference stage."""
+        return [self._served(name) for name in _names_of(pair)[:-1]]
+
+    def _served(self, name: str) -> StagePredictions:
+        """A stage below the reference stage, in the tier that runs it."""
+        if name in self._edge:
+            return edge_predictions(self._profile, name, self._predictions)
+        return self._predictions.served(name)
+
+    def _accuracy(self, stage: StagePredictions, chosen: NDArray[np.intp]) -> MeasuredAccuracy:
+        right = accuracies(self._kind, stage.of(chosen), select(self._truths, chosen))
+        return measure_accuracy(right, self._images.sha256, self._interval_delta)
+
+    def certificates(self, data: SiteData, today: date) -> SiteCertificates:
+        """The certificates of all pairs."""
+        names = dict.fromkeys(name for pair in self._profile.pairs for name in _names_of(pair))
+        return SiteCertificates(
+            format=2,
+            task=self._profile.task,
+            as_of=today.isoformat(),
+            data=data,
+            stages=tuple(map(self._stage, names)),
+            pairs=tuple(map(self._pair, self._profile.pairs)),
+        )
+
+    def _stage(self, name: str) -> SiteStage:
+        """A stage with its accuracy at the site, if all labels are known."""
         stage = self._profile.stage(name)
         accuracy = sent = None
-        if all(truth is not None for truth in self._truths):
-            accuracy = self._at_edge(name) if name in self._edge else None
-            sent = self._in_datacenter(name) if name in self._datacenter else None
+        if self._labelled.all():
+            accuracy = self._accuracy(self._served(name), self._chosen) if name in self._edge else None
+            served = name in self._datacenter
+            sent = self._accuracy(self._predictions.served(name), self._chosen) if served else None
         return SiteStage(
             name=name,
             fingerprint=stage.fingerprint,
@@ -213,13 +321,12 @@ class _SiteCertification:
             sent_accuracy=msgspec.UNSET if accuracy is None or sent is None or sent == accuracy else sent,
         )
 
-    def pair(self, pair: Pair) -> SitePair:
+    def _pair(self, pair: Pair) -> SitePair:
         """The certificates of one pair."""
-        kind, between = self._predictions.kind, pair.intermediate
-        evidence = pair_evidence(self._profile, pair, self._predictions, self._truths, self._chosen)
+        between = pair.intermediate
         condition = certify_condition(
-            evidence, paths_of(pair), costs_of(self._profile, pair), pair.conditions[0].balanced.max_drop, self._delta,
-            bounds_drop=kind.agreement_bounds_drop,
+            self._evidence[pair.edge], paths_of(pair), costs_of(self._profile, pair),
+            pair.conditions[0].balanced.max_drop, self._delta, bounds_drop=self._kind.agreement_bounds_drop,
         )  # fmt: skip
         return SitePair(
             edge=pair.edge,
@@ -230,14 +337,18 @@ class _SiteCertification:
             conditions=(condition,),
         )
 
-    def _at_edge(self, name: str) -> MeasuredAccuracy:
-        temperature = self._profile.stage(name).temperature
-        outputs = select(self._predictions.outputs(name, Tier.EDGE, temperature), self._chosen)
-        right = accuracies(self._predictions.kind, outputs, select(self._truths, self._chosen))
-        return measure_accuracy(right, self._sha256, self._interval_delta)
-
-    def _in_datacenter(self, name: str) -> MeasuredAccuracy:
-        served = self._predictions.served(name)
-        return served_accuracy(
-            self._predictions.kind, served, self._truths, self._chosen, self._sha256, self._interval_delta
+    def wish(self, pair: Pair) -> Wish:
+        """What labels do for each target of a pair."""
+        evidence, costs = self._evidence[pair.edge], costs_of(self._profile, pair)
+        found = label_needs(
+            evidence, paths_of(pair), CERTIFIED_DROPS, self._delta, lambda step: expected_cost(costs, step)
         )
+        reference = self._predictions.served(pair.best)
+        return Wish(self._below(pair), reference, found, evidence.edge.scores, self._chosen)
+
+
+def _no_list(kind: TaskKind[Any], option: str) -> str:
+    return (
+        f"{option} is for tasks whose label is one class; a label of kind {kind.name!r} says more than a line of a CSV "
+        "file can: give labelled images as --data"
+    )

@@ -26,6 +26,7 @@ from hawkvision.models.datasets import read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.tasks.registry import load_kind
 from tests.hawkvision.command import invoke
+from tests.hawkvision.model_zoo.answers import answers_of, into_class_folders
 from tests.images import DATA, encoded
 
 
@@ -35,11 +36,8 @@ def test_a_directory_of_images_becomes_a_profile_that_a_policy_can_use(tmp_path:
         verify("imagenet")
     except ArtifactError as error:
         pytest.skip(f"the cascade is not built: {error}")
-    for i in range(100):
-        folder = tmp_path / "images" / str(i % 10)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
-    out = tmp_path / "mine.json"
+    out, bodies = tmp_path / "mine.json", [encoded(seed=i) for i in range(100)]
+    into_class_folders(bodies, answers_of("imagenet", "committee", bodies, cache_dir(None)), tmp_path / "images")
     ran = invoke("calibrate", "--data", str(tmp_path / "images"), "--out", str(out), "--edge", "squeezenet1_1_int8")
     assert ran.exit_code == 0, ran.stderr
     profile = load_profile(out)

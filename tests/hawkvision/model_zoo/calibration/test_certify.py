@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
@@ -15,9 +17,11 @@ from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.models.manifest import models_dir
 from tests.hawkvision.command import invoke
+from tests.hawkvision.model_zoo.answers import answers_of, into_class_folders
 from tests.images import DATA, encoded
 
 PROFILE = models_dir() / "cifar10" / "profile.json"
+BODIES = [encoded(seed=number) for number in range(80)]
 
 
 @pytest.fixture(scope="module")
@@ -28,22 +32,32 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eighty images of nothing, ten classes; what a network says of them is the same for every run."""
-    root = tmp_path_factory.mktemp("site")
-    for i in range(80):
-        folder = root / str(i % 10)
-        folder.mkdir(exist_ok=True)
-        (folder / f"{i}.jpg").write_bytes(encoded(seed=i))
+def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eighty images of nothing; what a network says of them is the same for every run."""
+    root = tmp_path_factory.mktemp("flat")
+    for number, body in enumerate(BODIES):
+        (root / f"{number:03}.jpg").write_bytes(body)
     return root
 
 
 @pytest.fixture(scope="module")
-def flat(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("flat")
-    for image in sorted(site.glob("*/*.jpg")):
-        (root / image.name).write_bytes(image.read_bytes())
+def truth(cache: Path) -> dict[str, int]:
+    """The class of each image: what the reference stage says of it, which is therefore always right."""
+    answers = answers_of("cifar10", "committee", BODIES, cache)
+    return {f"{number:03}.jpg": answer for number, answer in enumerate(answers)}
+
+
+@pytest.fixture(scope="module")
+def site(truth: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images in a directory per class."""
+    root = tmp_path_factory.mktemp("site")
+    into_class_folders(BODIES, [*truth.values()], root)
     return root
+
+
+def written(path: Path, labels: dict[str, int]) -> Path:
+    path.write_text("file,label\n" + "".join(f"{name},{label}\n" for name, label in labels.items()))
+    return path
 
 
 def certify(data: Path, cache: Path, out: Path, **options: object) -> Policy:
@@ -82,7 +96,88 @@ def test_certifying_leaves_the_profile_as_it_was(site: Path, cache: Path, tmp_pa
     before = PROFILE.read_bytes()
     made = certify_site("cifar10", site, tmp_path / "site.json", edges=("small",), models=models_dir(), cache=cache)
     assert PROFILE.read_bytes() == before
-    assert [pair.edge for pair in made.pairs] == ["small"]
+    assert [pair.edge for pair in made.certificates.pairs] == ["small"]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_labels_of_the_listed_images_certify_what_labels_of_all_do(
+    flat: Path, site: Path, truth: dict[str, int], cache: Path, tmp_path: Path
+) -> None:
+    """From an empty list to a filled one, until nothing more would help."""
+    words = ["--task", "cifar10", "--edge", "tiny", "--cache-dir", str(cache), "--out", str(tmp_path / "site.json")]
+    first = tmp_path / "list.csv"
+    ran = invoke("certify", "--data", str(flat), "--unlabelled", "--to-label", str(first), *words)
+    assert ran.exit_code == 0, ran.output
+    listed = rows_of(first)
+    assert f"{len(listed)} images to label: {first}" in ran.stdout
+    assert 30 < len(listed) < 80
+    assert all(row["helps"].startswith("tiny: ") and row["answer_1"] != row["answer_2"] for row in listed[30:])
+    labels = {row["file"]: truth[row["file"]] for row in listed}
+    some = certify(flat, cache, tmp_path / "some.json", labels=written(tmp_path / "some.csv", labels), edges=("tiny",))
+    every = certify(site, cache, tmp_path / "every.json", edges=("tiny",))
+    for drop in (0.1, 0.2, 0.3):
+        assert some.route(MaxAccuracyDrop(drop)).guarantee == every.route(MaxAccuracyDrop(drop)).guarantee
+    again = ["--labels", str(tmp_path / "some.csv"), "--to-label", str(first)]
+    for _ in range(3):
+        ran = invoke("certify", "--data", str(flat), *again, *words)
+        assert ran.exit_code == 0, ran.output
+        assert "committee is right on 100.0% of 30 images drawn at random" in ran.stdout
+        listed = rows_of(first)
+        assert all(row["answer_1"] != row["answer_2"] for row in listed)
+        labels |= {row["file"]: truth[row["file"]] for row in listed}
+        written(tmp_path / "some.csv", labels)
+    assert listed == []
+    assert len(labels) < 80
+
+
+def test_too_few_labels_of_images_drawn_at_random_are_refused(
+    flat: Path, truth: dict[str, int], cache: Path, tmp_path: Path
+) -> None:
+    labels = dict(list(truth.items())[:10])
+    with pytest.raises(ConfigError, match=r"some.csv: \d of the 30 images drawn at random"):
+        certify(flat, cache, tmp_path / "site.json", labels=written(tmp_path / "some.csv", labels))
+
+
+def test_labels_that_are_wrong_are_refused_and_hard_images_want_a_second_look(
+    flat: Path, truth: dict[str, int], cache: Path, tmp_path: Path
+) -> None:
+    names = sorted(set(truth.values()))
+    other = dict(zip(names, [*names[1:], names[0]], strict=True))
+    swapped = written(tmp_path / "swapped.csv", {name: other[label] for name, label in truth.items()})
+    with pytest.raises(ConfigError, match=r"committee is right on 0.0%"):
+        certify(flat, cache, tmp_path / "site.json", labels=swapped)
+    third = {name: other[label] if i % 3 == 0 else label for i, (name, label) in enumerate(truth.items())}
+    hard = written(tmp_path / "hard.csv", third)
+    with pytest.raises(ConfigError, match=r"right on 66.2%, and in its profile on .*--labels-checked"):
+        certify(flat, cache, tmp_path / "site.json", labels=hard)
+    certify(flat, cache, tmp_path / "site.json", labels=hard, labels_checked=True)
+    assert load_site(tmp_path / "site.json").data.labels_checked
+
+
+@pytest.mark.skipif(not (DATA / "cifar10.npz").is_file(), reason="the CIFAR-10 images are not on this machine")
+def test_labels_shifted_by_one_class_are_named(cache: Path, tmp_path: Path) -> None:
+    known = np.load(DATA / "cifar10.npz")
+    ends, data, rows = known["offsets"], known["data"], np.flatnonzero(known["is_test"])[:300]
+    bodies = [data[ends[row] : ends[row + 1]] for row in rows]
+    shifted = (known["labels"][rows] + 1) % 10
+    np.savez(
+        tmp_path / "shifted.npz", data=np.concatenate(bodies), offsets=np.cumsum([0, *map(len, bodies)]),
+        labels=shifted, classes=known["classes"],
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"right on .*% if the labels were not shifted by \+1"):
+        certify(tmp_path / "shifted.npz", cache, tmp_path / "site.json", edges=("small",))
+
+
+def test_kinds_without_one_class_take_no_labels_file(cache: Path, tmp_path: Path) -> None:
+    out, some = tmp_path / "site.json", tmp_path / "list.csv"
+    with pytest.raises(ConfigError, match="--labels is for tasks whose label is one class"):
+        certify_site("coco", tmp_path, out, labels=some, models=models_dir(), cache=cache)
+    with pytest.raises(ConfigError, match="--to-label is for tasks whose label is one class"):
+        certify_site("coco", tmp_path, out, to_label=some, models=models_dir(), cache=cache)
 
 
 def test_an_edge_stage_the_profile_lacks_is_named(site: Path, cache: Path, tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""Which labels would help to certify more, and whether labels may be believed.
+
+Wrong labels make everything look harmless: shifted by one class, neither stage is right where they differ, so that
+nothing is lost. So labels are compared with the answers on images drawn at random from all. Disagreements alone would
+tell nothing, because the reference stage is often wrong there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import binom
+
+from hawkvision.guarantee.bounds import log_wealth
+from hawkvision.guarantee.certificate import certified_steps
+from hawkvision.guarantee.evidence import Evidence, Flags, StageEvidence, Thresholds, ThresholdStep, disagreements
+from hawkvision.tasks.class_scores import Floats
+
+RANDOM_IMAGES: Final = 30
+"""Images drawn at random from all, whose labels are compared with the answers."""
+FEWEST_CHECKED: Final = 24
+"""So many of them must have a label; some images show nothing that a label could name."""
+LEVEL: Final = 0.01
+"""Probability, for right labels, that one of the tests against chance findings refuses them."""
+
+Classes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelNeed:
+    """What labels do for one target."""
+
+    used: int
+    """Labels that the certificate rests on: of disagreements that are answered below the reference stage."""
+    helps: Flags
+    """Which images (n,) would help if they had one: disagreements that the thresholds pass if none of them loses
+    anything."""
+    escalation: float
+    """The share that would then leave the edge."""
+
+
+def label_needs(
+    evidence: Evidence,
+    paths: Sequence[Sequence[Thresholds]],
+    drops: Sequence[float],
+    delta: float,
+    cost: Callable[[ThresholdStep], float],
+) -> dict[float, LabelNeed]:
+    """What labels do for each of `drops`. Several paths share `delta` equally."""
+    hopeful = replace(
+        evidence,
+        edge=_harmless(evidence.edge, evidence.labelled),
+        intermediate=None if evidence.intermediate is None else _harmless(evidence.intermediate, evidence.labelled),
+        reference_losses=np.nan_to_num(evidence.reference_losses),
+    )
+    found = {}
+    for drop in drops:
+        now, _ = _cheapest(evidence, paths, drop, delta, cost)
+        then, steps = _cheapest(hopeful, paths, drop, delta, cost)
+        helps = np.zeros(len(evidence), np.bool_)
+        if cost(then) < cost(now):
+            for step in steps:
+                helps |= _differing(evidence, step.thresholds) & ~evidence.labelled
+        used = _differing(evidence, now.thresholds) & evidence.labelled
+        found[drop] = LabelNeed(int(used.sum()), helps, then.escalation)
+    return found
+
+
+def _cheapest(
+    evidence: Evidence,
+    paths: Sequence[Sequence[Thresholds]],
+    drop: float,
+    delta: float,
+    cost: Callable[[ThresholdStep], float],
+) -> tuple[ThresholdStep, list[ThresholdStep]]:
+    """The cheapest certified step of all paths, and the steps of its path up to it."""
+    certified = [certified_steps(evidence, path, drop, delta / len(paths)) for path in paths]
+    steps = min(certified, key=lambda each: min(map(cost, each)))
+    best = min(steps, key=cost)
+    return best, steps[: steps.index(best) + 1]
+
+
+def _harmless(stage: StageEvidence, labelled: Flags) -> StageEvidence:
+    """The stage as if no disagreement without a label lost anything."""
+    return replace(
+        stage, losses=np.nan_to_num(stage.losses), disagreements=np.where(labelled, stage.disagreements, 0.0)
+    )
+
+
+def _differing(evidence: Evidence, thresholds: Thresholds) -> Flags:
+    """Which images (n,) are answered below the reference stage, and otherwise than by it."""
+    differing: Flags = np.add(*disagreements(evidence, thresholds)) > 0.0
+    return differing
+
+
+def worse(losses: Floats, reference_losses: Floats, *, binary: bool) -> bool:
+    """Whether the reference stage is measurably worse than the stage below, on images (n,) in a random order."""
+    more = losses - reference_losses
+    if not binary:
+        return bool(log_wealth(more, 0.0, LEVEL, more**2) >= math.log(1.0 / LEVEL))
+    better, differing = int((more > 0).sum()), int((more != 0).sum())
+    return differing > 0 and bool(binom.cdf(better, differing, 0.5) <= LEVEL)
+
+
+def chance_rate(labels: Classes, answers: Classes) -> float | None:
+    """How often labels would agree with answers by chance, if they agree no oftener than that; else None.
+
+    Where nearly all images are of one class, as many right answers as that class has labels are not taken for chance.
+    """
+    n, right = len(labels), int((labels == answers).sum())
+    classes = max(labels.max(), answers.max()) + 1
+    shares = [np.bincount(each, minlength=classes) / n for each in (labels, answers)]
+    chance = float(shares[0] @ shares[1])
+    largest = (n * float(shares[0].max()) + 1) / (n + 2)
+    doubtful = binom.sf(right - 1, n, chance) > LEVEL and (right < n / 2 or binom.cdf(right, n, largest) <= LEVEL)
+    return chance if doubtful else None
+
+
+def better_explanation(labels: Classes, answers: Classes, classes: int) -> tuple[str, float] | None:
+    """A shift or a permutation of the classes after which labels (n,) agree with answers measurably oftener; None if
+    there is none. With the share that would then agree.
+    """
+    distances = np.bincount((labels - answers) % classes, minlength=classes)
+    shift = int(distances[1:].argmax()) + 1 if classes > 1 else 0
+    if shift and _oftener(int(distances[shift]), int(distances[0]), tried=classes - 1):
+        signed = shift if shift <= classes / 2 else shift - classes
+        return f"shifted by {signed:+d}", float(distances[shift]) / len(labels)
+    _, found = np.unique(np.concatenate([labels, answers]), return_inverse=True)
+    label, answer = found[: len(labels)], found[len(labels) :]
+    size = int(found.max()) + 1
+    # Fitted on every other image, and tested on those between.
+    confusion = np.diag(np.full(size, 0.5))
+    np.add.at(confusion, (answer[::2], label[::2]), 1.0)
+    named = linear_sum_assignment(confusion, maximize=True)[1][answer]
+    won, lost = (named == label) & (answer != label), (named != label) & (answer == label)
+    if _oftener(int(won[1::2].sum()), int(lost[1::2].sum()), tried=1):
+        return "exchanged between some classes", float((named == label).mean())
+    return None
+
+
+def _oftener(won: int, lost: int, tried: int) -> bool:
+    return won > lost and bool(binom.sf(won - 1, won + lost, 0.5) * tried <= LEVEL)
