@@ -140,8 +140,7 @@ class CapacityOptions(options.LoadOptions, frozen=True, kw_only=True):
 
 
 async def run(given: CapacityOptions) -> int:
-    """Search and print; 0 if a rate was confirmed, 1 if none was, 130 after an interrupt. Partial findings are
-    printed and written, too.
+    """Search and print, also what an interrupt leaves; 0 if a rate was confirmed, 1 if none was, 130 if interrupted.
 
     Raises:
         HawkVisionError: for options that do not fit, or a server that cannot be connected to.
@@ -194,9 +193,7 @@ async def run(given: CapacityOptions) -> int:
                 if floor is not None:
                     limit = GENERATOR_SHARE * floor.max_rate
                     search.most = min(search.most, limit)
-                    console.print(
-                        f"the generator alone: P99 {floor.p99_ms:.2f} ms, at most {floor.max_rate:.0f} requests/s"
-                    )
+                    console.print(f"the generator alone: {floor}")
             try:
                 if not stop.is_set():
                     async for probe, confirmed in find(search, setup_, given, ask):

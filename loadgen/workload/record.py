@@ -107,6 +107,9 @@ class NoiseFloor(msgspec.Struct, frozen=True):
     max_rate: float
     """Requests per second that this generator sends at most, same images and same number of processes."""
 
+    def __str__(self) -> str:
+        return f"P99 {self.p99_ms:.2f} ms, at most {self.max_rate:.0f} requests/s"
+
 
 class Origin(msgspec.Struct, frozen=True):
     """Where a run comes from: enough to repeat it."""

@@ -182,23 +182,19 @@ def routes(frontend: Frontend) -> list[BaseRoute]:
         return _json(encoding.server_metadata())
 
     async def model(request: Request) -> Response:
-        return _json(encoding.model_metadata(*described(request)))
+        return _json(encoding.model_metadata(*_described(frontend, request)))
 
     async def config(request: Request) -> Response:
-        return _json(encoding.model_config(*described(request)))
+        return _json(encoding.model_config(*_described(frontend, request)))
 
     async def model_ready(request: Request) -> Response:
-        return _json({"name": described(request)[0], "ready": True})
+        return _json({"name": _described(frontend, request)[0], "ready": True})
 
     async def statistics(request: Request) -> Response:
-        return _json({"model_stats": [_statistics(frontend, described(request)[0])]})
+        return _json({"model_stats": [_statistics(frontend, _described(frontend, request)[0])]})
 
     async def all_statistics(_: Request) -> Response:
         return _json({"model_stats": [_statistics(frontend, node.task) for node in frontend.ready_tasks().nodes]})
-
-    def described(request: Request) -> tuple[str, type[TaskKind[Any]]]:
-        node = known(frontend.ready_tasks(), request.path_params["task"], request.path_params.get("version"))
-        return node.task, type(node.kind)
 
     async def index(_: Request) -> Response:
         tasks, version = frontend.ready_tasks(), encoding.MODEL_VERSION
@@ -239,6 +235,12 @@ def routes(frontend: Frontend) -> list[BaseRoute]:
         Route("/v2/repository/models/{task}/load", load, methods=post),
         Route("/v2/repository/models/{task}/unload", unload, methods=post),
     ]
+
+
+def _described(frontend: Frontend, request: Request) -> tuple[str, type[TaskKind[Any]]]:
+    """The task that a path names, and its kind."""
+    node = known(frontend.ready_tasks(), request.path_params["task"], request.path_params.get("version"))
+    return node.task, type(node.kind)
 
 
 def _json(value: object) -> Response:
