@@ -44,8 +44,8 @@ BATCH_MS: Final = 100.0
 READY_S: Final = 120.0
 WORKERS: Final = (2, 3)
 REPLICAS: Final = 3
-SHARE: Final = 0.4
-"""Of capacity."""
+RATE: Final = 0.4 * len(WORKERS) * REPLICAS * 1e3 / BATCH_MS
+"""Requests per second: 40 % of the capacity."""
 INGRESS: Final = {"ingress_min_replicas": len(WORKERS), "ingress_max_replicas": len(WORKERS)}
 BEFORE_S: Final = 4.0
 WEDGED_S: Final = 180.0
@@ -215,16 +215,15 @@ async def run(given: argparse.Namespace, console: Console) -> dict[str, Any]:
             deploy(tier)
             for fault in chosen:
                 await until_ready(url, READY_S)
-                outcomes.append(await measured(fault, tier, url, given.after))
+                outcomes.append(await measured(fault, tier, url, given.after, RATE))
                 console.print(shown(outcomes[-1:]))
                 await asyncio.to_thread(fault.repair, tier)
     console.print(shown(outcomes))
     return {"faults": [asdict(each) for each in outcomes]}
 
 
-async def measured(fault: Fault, tier: ClusterTier, url: str, after_s: float) -> Outcome:
-    """One fault under load; the load lasts until so many seconds after the fault is over, at most `READY_S`."""
-    rate = SHARE * len(WORKERS) * REPLICAS * 1e3 / BATCH_MS
+async def measured(fault: Fault, tier: ClusterTier, url: str, after_s: float, rate: float) -> Outcome:
+    """One fault under load; the load lasts until so many seconds after the fault is over."""
     since = over = 0.0
 
     async def act(started: float) -> None:
