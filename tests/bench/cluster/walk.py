@@ -31,6 +31,12 @@ from tests.bench.cluster.local.nodes import HEAD
 from tests.bench.cluster.local.tier import PORT, STAGE, ClusterTier, cluster_tier
 
 DRAIN_S: Final = 45.0
+VARIABLES: Final = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "0",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
+}
+"""Serve's own proxies, as on machines without Kubernetes, and no idle wait when a node leaves."""
 OTHER: Final = """
 import ray
 from ray import serve
@@ -107,7 +113,7 @@ def steps(other: str) -> Iterator[Fault]:
 
 async def run(rate: float, after_s: float, console: Console) -> None:
     """Walk and print."""
-    with cluster_tier(0.0) as tier, ExitStack() as stack:
+    with cluster_tier(0.0, VARIABLES) as tier, ExitStack() as stack:
         tier.nodes.add(HEAD, 0)
         for node in WORKERS:
             tier.nodes.add(node, 2)
