@@ -42,7 +42,7 @@ from tests.images import encoded
 
 MIB: Final = 1 << 20
 GOOD_TIMEOUT_S: Final = 60.0
-ATTACK_LIMIT_S: Final = 20.0
+ATTACK_LIMIT_S: Final = 60.0
 """An attack that its server keeps waiting is broken off."""
 TOTAL_LIMIT_S: Final = 115.0
 """What has not begun by then is not run, and said so."""
@@ -228,12 +228,12 @@ class Attacker:
             head = b"POST " + self.json_path + b" HTTP/1.1\r\nHost: x\r\n"
             lengths = (len(text), len(text) + len(data))
             head += b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n" % lengths
-            self.ask(head + text + data, ATTACK_LIMIT_S / 2)
+            self.ask(head + text + data, 10.0)
             return
         with ExitStack() as stack:
             sends = self.post + b"Content-Length: %d\r\n\r\n" % len(png) + png
             held = [stack.enter_context(c) for c in (self.connect(sends) for _ in range(32)) if c is not None]
-            until = time.monotonic() + ATTACK_LIMIT_S / 2
+            until = time.monotonic() + 10.0
             for connection in held:
                 self.receive(connection, until - time.monotonic())
 
