@@ -22,10 +22,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from edge.escalation.transport import Escalation
-from edge.monitoring.request_streams import StreamController, StreamControllers
+from edge.monitoring.request_streams import StreamControllers
 from edge.monitoring.stream import StageScore
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
@@ -47,14 +47,6 @@ MOST_BYTES: Final = 40_000_000
 """Audits that are sent or wait for their turn, and bytes of their images."""
 MAX_WAIT_S: Final = 5.0
 """Longest wait for an audit, or for an answer if that is shorter."""
-
-
-class Accepted(NamedTuple):
-    """An accepted answer, and the controller whose threshold accepted it."""
-
-    controller: StreamController
-    score: float
-    answered: Prediction
 
 
 class Auditor:
@@ -107,7 +99,6 @@ class Auditor:
         *,
         comparable: bool,
         reference: Prediction | None = None,
-        accepted: Accepted | None = None,
     ) -> None:
         """Draw whether to audit a request. Called for every request that a stage scored, once its outcome is known.
 
@@ -118,7 +109,6 @@ class Auditor:
             trace: the request's span; an audit is a child.
             comparable: whether the datacenter runs the certified reference stage, as far as it says.
             reference: the prediction of the reference stage, if it has answered already.
-            accepted: the answer, if a stage's threshold accepted it.
         """
         datacenter = self._datacenter
         drawn = self._draws.random() < self._share
@@ -128,17 +118,13 @@ class Auditor:
                 controllers.missed()
             else:
                 controllers.not_due()
-            if accepted is not None:
-                accepted.controller.unseen()
         elif not drawn:
             controllers.not_due()
-            if accepted is not None:
-                accepted.controller.accepted(accepted.score, None)
         elif reference is not None:
-            self._found(controllers, scores, reference, accepted)
+            self._found(controllers, scores, reference)
         else:
             # A task begins at the loop's next turn. The answer is written before, for nothing is awaited in between.
-            audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace, accepted))
+            audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace))
             self._under_way.add(audit)
             audit.add_done_callback(self._under_way.discard)
 
@@ -153,18 +139,10 @@ class Auditor:
         waiting = len(self._under_way)
         return datacenter.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
 
-    def _found(
-        self,
-        controllers: StreamControllers,
-        scores: Sequence[StageScore],
-        reference: Prediction,
-        accepted: Accepted | None,
-    ) -> None:
+    def _found(self, controllers: StreamControllers, scores: Sequence[StageScore], reference: Prediction) -> None:
         disagreements = [self._kind.disagreement(score.answered, reference) for score in scores]
         self._count("differ" if any(disagreements) else "agree")
         controllers.audited(scores, disagreements)
-        if accepted is not None:
-            accepted.controller.accepted(accepted.score, self._kind.disagreement(accepted.answered, reference))
 
     async def _audit(
         self,
@@ -173,7 +151,6 @@ class Auditor:
         scores: Sequence[StageScore],
         body: bytes,
         trace: TraceContext,
-        accepted: Accepted | None,
     ) -> None:
         size = len(body)
         reference: Prediction | None = None
@@ -200,12 +177,10 @@ class Auditor:
         finally:
             self._held_bytes -= size
             if reference is not None:
-                self._found(controllers, scores, reference, accepted)
+                self._found(controllers, scores, reference)
             else:
                 self._count(outcome)
                 controllers.missed(refused=refused)
-                if accepted is not None:
-                    accepted.controller.unseen()
 
     def _count(self, outcome: str) -> None:
         self._metrics.audits.labels(self._task, outcome).inc()

@@ -1,4 +1,4 @@
-"""What a request knows of its streams: whether they are suspended, and the controllers that it reports to."""
+"""What a request knows of its streams: whether they are suspended, and the logs that it reports to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import Final, Protocol
 
 from edge.monitoring.stream import StageScore, Stream
 from hawkvision.cascade.drift.monitor import Claims, Coverage
-from hawkvision.cascade.drift.online import DriftController
 from hawkvision.cascade.route import Controls
-
-LEAST_SHARE: Final = 0.25
-"""Least share of completed audits in an audit's weight: with fewer, no certificate is claimed anyway."""
 
 
 class StreamRegistry(Protocol):
@@ -33,51 +29,15 @@ class StreamRegistry(Protocol):
         """The stream as it is now: it may have been evicted, and opened again, while an audit was under way."""
         ...
 
-    def changed(self, stream: Stream) -> None:
-        """Mark a stream to be written."""
-        ...
-
     def audited(self, stream: Stream) -> None:
         """Count and log what new outcomes have changed about a stream."""
         ...
 
 
-class StreamController:
-    """A threshold controller of a stream. What it learns is marked to be written."""
-
-    __slots__ = ("_owner", "control")
-
-    def __init__(self, control: DriftController, owner: StreamControllers) -> None:
-        self.control = control
-        self._owner = owner
-
-    def accepted(self, score: float, disagreement: float | None) -> None:
-        """See `DriftController.accepted`."""
-        self.control.follow(self._owner.suspended)
-        self.control.accepted(score, self._owner.weight, disagreement)
-        self._owner.changed()
-
-    def unseen(self) -> None:
-        """See `DriftController.unseen`."""
-        self.control.unseen()
-        self._owner.changed()
-
-    def escalated(self, score: float, disagreement: float | None) -> None:
-        """See `DriftController.escalated`."""
-        self.control.follow(self._owner.suspended)
-        self.control.escalated(score, disagreement)
-        self._owner.changed()
-
-    def fell_short(self, score: float) -> None:
-        """See `DriftController.fell_short`."""
-        self.control.fell_short(score)
-        self._owner.changed()
-
-
 class StreamControllers:
-    """The streams and controllers of one request; `UNMONITORED` if no certificate stands behind its target."""
+    """The streams of one request; `UNMONITORED` if no certificate stands behind its target."""
 
-    __slots__ = ("_own", "_pool", "_streams", "edge", "edge_claims", "intermediate", "intermediate_claims")
+    __slots__ = ("_own", "_pool", "_streams", "edge_claims", "intermediate_claims")
 
     def __init__(
         self, streams: StreamRegistry | None, own: Stream | None, pool: Stream | None, controls: Controls | None
@@ -85,17 +45,8 @@ class StreamControllers:
         self._streams = streams
         self._own = own
         self._pool = pool
-        self.edge: StreamController | None = None
-        self.intermediate: StreamController | None = None
-        self.edge_claims: Claims | None = None
-        self.intermediate_claims: Claims | None = None
-        if streams is None or own is None or controls is None:
-            return
-        self.edge_claims, self.intermediate_claims = controls.edge_claims, controls.intermediate_claims
-        if controls.edge is not None:
-            self.edge = StreamController(own.control(controls.edge, streams.audit_share), self)
-        if controls.intermediate is not None:
-            self.intermediate = StreamController(own.control(controls.intermediate, streams.audit_share), self)
+        self.edge_claims = None if controls is None else controls.edge_claims
+        self.intermediate_claims = None if controls is None else controls.intermediate_claims
 
     @property
     def suspended(self) -> bool:
@@ -114,18 +65,6 @@ class StreamControllers:
     def _caller(self) -> str:
         """Whose evidence this is in a shared log; a hash, so that the file does not reveal callers."""
         return "" if self._own is None else self._own.key.hex()[:16]
-
-    @property
-    def weight(self) -> float:
-        """Weight of an audited answer: one over the probability that its audit is completed."""
-        if self._streams is None or self._own is None or not self._streams.audit_share:
-            return 1.0
-        return 1.0 / (self._streams.audit_share * max(LEAST_SHARE, self._own.coverage.share))
-
-    def changed(self) -> None:
-        """Mark the stream to be written."""
-        if self._streams is not None and self._own is not None:
-            self._streams.changed(self._own)
 
     def not_due(self) -> None:
         """No audit was drawn for this request."""

@@ -18,7 +18,7 @@ from hawkvision.core.metrics import EdgeMetrics
 log = logging.getLogger("hawkvision.edge")
 
 WRITE_INTERVAL_S: Final = 2.0
-"""A crash loses as much; a controller moves over hundreds of requests."""
+"""A crash loses as much."""
 BATCH: Final = 64
 """States encoded at once, so that the event loop is held for a millisecond at most."""
 

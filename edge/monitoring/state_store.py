@@ -1,4 +1,4 @@
-"""The state file: what monitors and controllers know of each stream, in one SQLite file.
+"""The state file: what monitors know of each stream, in one SQLite file.
 
 It has a row per stream. Names are hashed, so rows have a bounded size. Beyond a bound, the rows that were written
 longest ago are deleted, those without an alarm first. If a row with an alarm must go, the file says so from then on
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import sqlite3
 from collections.abc import Iterable
@@ -23,14 +22,13 @@ from typing import Final
 import msgspec
 
 from hawkvision.cascade.drift.monitor import MonitorState
-from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import MALFORMED, ConfigError
 
 log = logging.getLogger("hawkvision.edge")
 
 APPLICATION_ID: Final = 0x48574B53
 """`HWKS` in the file's header, which tells it from other SQLite files."""
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 _SCHEMA: Final = f"""
 CREATE TABLE states (
@@ -49,10 +47,9 @@ _FULL: Final = b"\xff" * 16
 
 
 class StreamState(msgspec.Struct):
-    """One stream: its logs by stage and its controllers by certificate."""
+    """One stream: its logs by stage."""
 
     monitors: dict[str, MonitorState] = msgspec.field(default_factory=dict)
-    controls: dict[str, ControllerState] = msgspec.field(default_factory=dict)
     suspended_before: bool = False
     """Whether there was an alarm without a log: an older version wrote it, or its row cannot be read."""
 
@@ -201,23 +198,15 @@ def decode_state(data: bytes) -> StreamState:
 
     Raises:
         msgspec.DecodeError: if it is not a state.
-        ValueError: if no controller can have it.
+        ValueError: if no monitor can have it.
     """
     state = _decoder.decode(data)
-    if not all(map(_sound, state.controls.values())) or not all(map(_sound_log, state.monitors.values())):
-        raise ValueError("no controller can have this state")
+    if not all(map(_sound, state.monitors.values())):
+        raise ValueError("no monitor can have this state")
     return state
 
 
-def _sound(state: ControllerState) -> bool:
-    counts = (
-        state.requests, state.accepted, state.audits, state.disagreements, state.escalations, state.degraded,
-    )  # fmt: skip
-    finite = all(map(math.isfinite, (state.theta, state.debt, state.correction, state.disagreements)))
-    return finite and state.correction > 0.0 and min(counts) >= 0 and state.debt >= 0.0
-
-
-def _sound_log(state: MonitorState) -> bool:
+def _sound(state: MonitorState) -> bool:
     return min(state.alarms, state.audits, state.disagreements) >= 0 and (state.failed is None or state.alarms > 0)
 
 
@@ -251,7 +240,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> bool:
         return False
     if kind != APPLICATION_ID and "states" not in tables:
         raise ConfigError(f"state_file {path}: is a database of something else; name another file")
-    if kind == APPLICATION_ID and version not in (1, SCHEMA_VERSION):
+    if kind == APPLICATION_ID and version not in (2, SCHEMA_VERSION):
         raise StateError(f"state_file {path}: has version {version}, this node reads {SCHEMA_VERSION}; move it away")
     damage = _pragma(connection, "quick_check(1)") if kind == APPLICATION_ID else "its header is damaged"
     if damage != "ok":
@@ -273,7 +262,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     if not ours:
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-    elif _pragma(connection, "user_version") == 1:
+    elif _pragma(connection, "user_version") == 2:
         _migrate(connection, path)
     # A file that cannot be written is found now, not at the next restart.
     connection.execute("BEGIN IMMEDIATE")
@@ -281,28 +270,15 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Convert version 1, which has no logs: only which streams were suspended can be kept."""
-    rows = connection.execute("SELECT stream, state FROM states").fetchall()
-    suspended = {stream for stream, state in rows if _was_suspended(state)}
+    """Convert version 2, whose logs are about certificates under other names: which streams are suspended stays."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.execute("DROP TABLE states")
-        for statement in filter(None, map(str.strip, _SCHEMA.split(";"))):
-            connection.execute(statement)
-        kept = encode_state(StreamState(suspended_before=True))
-        connection.executemany("INSERT INTO states VALUES (?, ?, 1, 0)", ((stream, kept) for stream in suspended))
+        connection.execute("DELETE FROM states WHERE NOT suspended")
+        alarm = encode_state(StreamState(suspended_before=True))
+        kept = connection.execute("UPDATE states SET state = ? WHERE stream <> ?", (alarm, _FULL)).rowcount
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-    log.warning(
-        "state_file %s: is of an older version; the %d streams that were suspended stay so, thresholds and debts of %d "
-        "streams begin anew", path, len(suspended), len({stream for stream, _ in rows}),
-    )  # fmt: skip
-
-
-def _was_suspended(state: bytes) -> bool:
-    try:
-        return bool(msgspec.json.decode(state)["void"])
-    except (msgspec.DecodeError, *MALFORMED, KeyError, TypeError):
-        return True  # it may have been
+    log.warning("state_file %s: is of an older version; the %d streams that were suspended stay so", path, kept)

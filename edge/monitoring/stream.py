@@ -1,4 +1,4 @@
-"""One stream: a log of audited outcomes per stage, and a threshold controller per certificate."""
+"""One stream: a log of audited outcomes per stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from edge.monitoring.state_store import StreamState
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from hawkvision.cascade.drift.monitor import Claims, Coverage, Monitor
-from hawkvision.cascade.drift.online import ControllerSpec, DriftController
 from hawkvision.core.types import Prediction
 
 
@@ -21,7 +20,7 @@ class StageScore(NamedTuple):
 
 
 class Stream:
-    """The logs and the controllers of one stream."""
+    """The logs of one stream."""
 
     def __init__(self, key: bytes, state: StreamState, profiles: Collection[str] | None) -> None:
         """Restore the logs that are about these profiles; None: about any."""
@@ -32,11 +31,10 @@ class Stream:
             _forget(state.monitors, profiles)
         self.coverage = Coverage()
         self.monitors: dict[str, Monitor] = {}
-        self.controls: dict[str, DriftController] = {}
         self.suspended = state.suspended
         """Whether an alarm stands in any of its logs."""
         self._restorable = state
-        """Logs and controllers that no request has used since they were read."""
+        """Logs that no request has used since they were read."""
 
     @property
     def shared(self) -> bool:
@@ -57,16 +55,6 @@ class Stream:
             self.update()
         return found
 
-    def control(self, spec: ControllerSpec, audit_share: float) -> DriftController:
-        """The controller of a certificate."""
-        found = self.controls.get(spec.key)
-        if found is None:
-            found = self.controls[spec.key] = DriftController(spec, audit_share)
-            kept = self._restorable.controls.pop(spec.key, None)
-            if kept is not None:
-                found.restore(kept)
-        return found
-
     def keep_only(self, profiles: Collection[str]) -> None:
         """Forget the logs about other certificates."""
         _forget(self._restorable.monitors, profiles)
@@ -84,8 +72,7 @@ class Stream:
     def state(self) -> StreamState:
         """The state that a file keeps."""
         monitors = self._restorable.monitors | {key: monitor.state for key, monitor in self.monitors.items()}
-        controls = self._restorable.controls | {key: control.state for key, control in self.controls.items()}
-        return StreamState(monitors, controls, self._restorable.suspended_before)
+        return StreamState(monitors, self._restorable.suspended_before)
 
 
 def _forget(logs: dict[str, Any], profiles: Collection[str]) -> None:

@@ -5,8 +5,8 @@
                        └─► (no stream named) the node's own, shared by these callers ── suspends them all; that takes
                            three callers (`hawkvision.cascade.drift.monitor`)
 
-A stream has one log of audited outcomes per stage (`Monitor`), and a controller per certificate that it uses
-(`DriftController`). An alarm in any log of a stream suspends all of its targets.
+A stream has one log of audited outcomes per stage (`Monitor`). An alarm in any log of a stream suspends all of its
+targets.
 
 Callers name streams, so memory is bounded: beyond `limit` streams, the least recently used one is evicted. With a state
 file, its state is written there, and read again when the stream comes back. An alarm is never forgotten: without a
@@ -73,9 +73,6 @@ class Streams:
         self._shared = self._keeper.open(DEFAULT_STREAM, profiles)
         metrics.streams.labels(task).set_function(self.__len__)
         metrics.streams_suspended.labels(task).set_function(lambda: sum(stream.suspended for stream in self.all()))
-        metrics.accuracy_debt.labels(task).set_function(
-            lambda: sum(control.state.debt for stream in self.all() for control in stream.controls.values())
-        )
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -118,16 +115,11 @@ class Streams:
             return stream
         return self._streams.get(stream.key) or self._open(stream.key, named=stream.named)
 
-    def changed(self, stream: Stream) -> None:
-        """Mark a stream to be written, unless it was evicted meanwhile."""
-        if stream is self._shared or self._streams.get(stream.key) is stream:
-            self._keeper.changed(stream)
-
     def audited(self, stream: Stream) -> None:
         """Count and log what new outcomes have changed about a stream."""
         before = stream.suspended
         stream.update()
-        self.changed(stream)
+        self._keeper.changed(stream)
         if stream.suspended == before:
             return
         if stream.suspended:

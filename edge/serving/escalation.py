@@ -37,7 +37,7 @@ async def escalate(
 ) -> Escalated | None:
     """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
 
-    The controllers get its reply, compared with `edge` if that is given. `reference` is the stage that is asked, unless
+    Its reply is reported, compared with `edge` if that is given. `reference` is the stage that is asked, unless
     an intermediate stage may answer; None asks the reference stage.
 
     Raises:
@@ -131,20 +131,16 @@ def _intermediate(context: ServingContext, image: RoutedImage, edge: EdgePredict
     """The score from which the intermediate stage may answer; None asks the reference stage.
 
     Its certificate is about the caller's own bytes, so it is asked only about images that travel without loss. It
-    covers images that the certified threshold escalates, and not those that a raised threshold, an accuracy debt or a
-    busy edge adds. While the guarantee is suspended, the intermediate stage still scores images without answering: its
-    log must show when traffic is as certified again.
+    covers images that the certified threshold escalates, and not those that an alarm or a busy edge adds. While the
+    guarantee is suspended, the intermediate stage still scores images without answering: its log must show when traffic
+    is as certified again.
     """
-    route, controllers = image.route.intermediate, image.controllers
+    route = image.route.intermediate
     if route is None or not context.served.serves(route.stage):
         return None
     if edge is not None and (edge.result.truncated or score_of(image, edge) >= image.route.threshold):
         return None
-    controller = controllers.intermediate
-    bar = max(0.0, route.threshold if controller is None else controller.control.threshold)
-    if controllers.suspended:
-        bar = math.inf
-    return IntermediateOffer(route.score, bar, context.best)
+    return IntermediateOffer(route.score, math.inf if image.suspended else max(0.0, route.threshold), context.best)
 
 
 def _count_failure(context: ServingContext, error: EscalationFailed, level: int) -> None:

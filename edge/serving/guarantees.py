@@ -79,7 +79,7 @@ class Guarantees:
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 
     def controllers(self, route: Route, stream: str | None, caller: str = "") -> StreamControllers:
-        """A request's stream controllers; empty where no certificate stands behind it, or one for other versions."""
+        """A request's streams; none where no certificate stands behind it, or one for other versions."""
         controls = route.controls if self.edge_certified(route) else None
         return self._streams.controllers(stream, controls, caller)
 
@@ -118,7 +118,7 @@ class Guarantees:
         Args:
             route: of the target.
             tier: the tier that answered.
-            controllers: the request's stream controllers.
+            controllers: the request's streams.
             degraded: whether the answer is below the target.
             version: whether certified versions computed it (`as_certified`).
         """

@@ -1,7 +1,7 @@
 """The outcome of a request: whether it is below its target, the answer, and the evidence for the monitors.
 
-Only this module decides that an answer is degraded. Every scored image is reported to the stream controllers and the
-auditor, whether it was answered or not: without those that were not, the sample of escalated images would be distorted.
+Only this module decides that an answer is degraded. Every scored image is reported to the auditor, whether it was
+answered or not: without those that were not, the sample would be distorted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
-from edge.monitoring.audits import Accepted
 from edge.monitoring.stream import StageScore
 from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
@@ -27,13 +26,11 @@ def score_of(image: RoutedImage, edge: EdgePrediction) -> float:
 def below_target(image: RoutedImage, edge: EdgePrediction | None) -> bool:
     """Whether an edge prediction is below the target.
 
-    A threshold that is raised only by accuracy debt does not count. A truncated ensemble always counts: its
-    accuracy was never measured.
+    A truncated ensemble always is: its accuracy was never measured. So is any while the reference stage must answer.
     """
-    if edge is None or edge.result.truncated:
+    if edge is None or edge.result.truncated or image.suspended:
         return True
-    controller = image.controllers.edge
-    return score_of(image, edge) < (image.route.threshold if controller is None else controller.control.bar)
+    return score_of(image, edge) < image.route.threshold
 
 
 # ----------------------------------------------------------------------------------------------------- answers
@@ -58,7 +55,7 @@ def edge_answer(
     """
     guarantees, result, route, received = context.guarantees, edge.result, image.route, image.request.received
     below = below_target(image, edge) if below is None else below
-    _report_edge_answer(context, image, edge, below=below)
+    report_scored(context, image, edge)
     degraded = below or route.below_target
     if degraded:
         context.metrics.degraded.labels(context.task).inc()
@@ -177,44 +174,23 @@ def report_reply(
     context: ServingContext, image: RoutedImage, reply: EscalationReply, edge: EdgePrediction | None
 ) -> None:
     """Report the datacenter's reply, compared with the edge's prediction if there is one."""
-    served, controllers = context.served, image.controllers
-    reference, disagreement = reply.prediction, context.kind.disagreement
+    served, claims = context.served, image.controllers.intermediate_claims
     by_reference, certified = reply.model == context.best, served.certified(reply)
     # A partial ensemble, another version, or less of the image than the edge used says nothing about the edge.
     comparable = served.serves(context.best) and reply.comparable and certified
-    if controllers.edge is not None and edge is not None:
-        known = by_reference and comparable and not edge.result.truncated
-        found = disagreement(edge.result.prediction, reference) if known else None
-        controllers.edge.escalated(score_of(image, edge), found)
-    scores, accepted = _stage_scores(image, edge), None
-    between = None
+    scores, between = _stage_scores(image, edge), None
     if reply.passed_over is not None and served.passed_over_certified(reply):
         between = reply.passed_over.score, reply.passed_over.prediction
-        if controllers.intermediate is not None:
-            found = disagreement(between[1], reference) if comparable else None
-            controllers.intermediate.escalated(between[0], found)
     elif not by_reference and certified and reply.score is not None and image.route.intermediate is not None:
         between = reply.score, reply.prediction
-        accepted = None if controllers.intermediate is None else Accepted(controllers.intermediate, *between)
-    if between is not None and controllers.intermediate_claims is not None:
-        scores = (*scores, StageScore(controllers.intermediate_claims, *between))
-    _consider(context, image, scores, reference if by_reference and comparable else None, accepted)
+    if between is not None and claims is not None:
+        scores = (*scores, StageScore(claims, *between))
+    _consider(context, image, scores, reply.prediction if by_reference and comparable else None)
 
 
-def report_unanswered(context: ServingContext, image: RoutedImage, edge: EdgePrediction) -> None:
-    """Report a scored image that gets no answer."""
-    if image.controllers.edge is not None:
-        image.controllers.edge.escalated(score_of(image, edge), None)
+def report_scored(context: ServingContext, image: RoutedImage, edge: EdgePrediction) -> None:
+    """Report an image that the edge scored and the datacenter did not answer."""
     _consider(context, image, _stage_scores(image, edge))
-
-
-def _report_edge_answer(context: ServingContext, image: RoutedImage, edge: EdgePrediction, *, below: bool) -> None:
-    controller, accepted = image.controllers.edge, None
-    if controller is not None and below:
-        controller.fell_short(score_of(image, edge))
-    elif controller is not None:
-        accepted = Accepted(controller, score_of(image, edge), edge.result.prediction)
-    _consider(context, image, _stage_scores(image, edge), accepted=accepted)
 
 
 def _stage_scores(image: RoutedImage, edge: EdgePrediction | None) -> tuple[StageScore, ...]:
@@ -230,12 +206,11 @@ def _consider(
     image: RoutedImage,
     scores: tuple[StageScore, ...],
     reference: Prediction | None = None,
-    accepted: Accepted | None = None,
 ) -> None:
     """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
     request = image.request
     if scores:
         context.auditor.consider(
             image.controllers, scores, request.body, request.trace, comparable=context.served.serves(context.best),
-            reference=reference, accepted=accepted,
+            reference=reference,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from edge.monitoring.request_streams import StreamControllers
 from hawkvision.cascade.route import Route
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import WHOLE, Received, RequestFields
+from hawkvision.core.types import WHOLE, Quality, Received, RequestFields
 from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import probe
@@ -71,10 +71,15 @@ class RoutedImage:
     request: ImageRequest
     route: Route
     controllers: StreamControllers
-    """The controllers of its streams."""
+    """Its streams."""
     stage: EdgeStage
     versions: CertifiedVersions
     cost: DecodingCost
     """Of decoding the image at the edge."""
     declined_before: bool = False
     """Whether the edge stage has looked at a smaller part of the image and its answer was not accepted."""
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the reference stage must answer because an alarm stands; `fast` asks for the edge's answer alone."""
+        return self.controllers.suspended and self.request.asked.target is not Quality.FAST

@@ -19,7 +19,7 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.escalation import circuit_open, escalate, probe_in_background
-from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_unanswered, score_of
+from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_scored, score_of
 from edge.serving.request import RoutedImage
 from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline
@@ -73,7 +73,7 @@ class RequestHandler:
         edge = await self.run_edge()
         if self._decide(edge) == Accept() and not below_target(self.image, edge):
             return self.finish_at_edge(edge), True
-        report_unanswered(self.context, self.image, edge)
+        report_scored(self.context, self.image, edge)
         return None, True
 
     async def run_reference(self) -> Answer:
@@ -175,7 +175,7 @@ class RequestHandler:
             log.warning("the datacenter refused an image that the edge can read: %s", error)
             escalated = None
         except CallerGone:
-            report_unanswered(context, image, edge)
+            report_scored(context, image, edge)
             raise
         if escalated is None:
             return self.finish_at_edge(edge, reason)
@@ -205,29 +205,27 @@ class RequestHandler:
 
     def _unanswered(self, edge: EdgePrediction) -> DeadlineMissed:
         """The error of `on_miss=fail` for an image that the edge scored; the score is reported."""
-        report_unanswered(self.context, self.image, edge)
+        report_scored(self.context, self.image, edge)
         return self.missed()
 
     def _decide(self, edge: EdgePrediction | None) -> Decision:
         """What to do with an edge prediction, or with an image that the edge stage did not run on."""
-        image, datacenter, controller = self.image, self.context.datacenter, self.image.controllers.edge
-        decision = decide(
+        image, datacenter = self.image, self.context.datacenter
+        return decide(
             image.route,
             -math.inf if edge is None or edge.result.truncated else score_of(image, edge),
             deadline=image.request.deadline,
             now=self.context.clock.now(),
             reachable=datacenter is not None and datacenter.up,
             on_miss=image.request.asked.on_miss,
-            threshold=None if controller is None else controller.control.threshold,
+            suspended=image.suspended,
         )
-        if isinstance(decision, Miss) and not below_target(image, edge):
-            return Accept()  # only accuracy debt asked for more, and there is no time to repay it here
-        return decision
 
     def _edge_too_busy(self) -> bool:
         """Whether the edge has no time for the image and the datacenter has; never where the edge alone may answer."""
         image, datacenter = self.image, self.context.datacenter
-        if image.request.promised is None or datacenter is None or image.route.threshold == -math.inf:
+        edge_alone = image.route.threshold == -math.inf and not image.suspended
+        if image.request.promised is None or datacenter is None or edge_alone:
             return False
         if self.context.executor.has_time(image):
             return False

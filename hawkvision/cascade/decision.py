@@ -48,7 +48,7 @@ def decide(
     now: float,
     reachable: bool,
     on_miss: OnMiss,
-    threshold: float | None = None,
+    suspended: bool = False,
 ) -> Decision:
     """Accept the edge's answer, escalate, or report a miss.
 
@@ -59,11 +59,11 @@ def decide(
         now: the time, on the deadline's clock.
         reachable: whether the datacenter is reachable; `network` estimates whether it would be on time.
         on_miss: what the caller wants when the deadline would pass.
-        threshold: of a controller, in place of the route's.
+        suspended: whether the reference stage must answer whatever the score, because an alarm stands.
     """
-    if score >= (route.threshold if threshold is None else threshold):
+    if score >= route.threshold and not suspended:
         return Accept()
-    reason = Reason.TARGET if route.direct else Reason.LOW_CONFIDENCE
+    reason = Reason.TARGET if route.direct else Reason.SUSPENDED if suspended else Reason.LOW_CONFIDENCE
     if not reachable:
         return Accept(degraded=True)
     if deadline is None or on_miss is OnMiss.WAIT:

@@ -25,7 +25,6 @@ from hawkvision.cascade.route import (
     Controls,
     Route,
     certificates_name,
-    controller_spec,
     guaranteed,
     unmonitored,
     without_guarantee,
@@ -55,7 +54,7 @@ class ReceivedRoutes:
 
         Args:
             pair: with its conditions.
-            models: fingerprints that become part of the controllers' keys.
+            models: fingerprints that become part of the claims' names.
             best_accuracy: of the reference stage on whole images; absolute targets are relative to it.
             elsewhere: whether site certificates are in force. Then these certificates are only the best estimate.
         """
@@ -64,7 +63,6 @@ class ReceivedRoutes:
         self._best_accuracy = best_accuracy
         self._elsewhere = elsewhere
         self._conditions = {(c.min_quality, c.min_received_fraction): c for c in pair.received}
-        self._decided: dict[tuple[int, float, Certificate], Controls] = {}  # bounded by the profile
         self._claims = {place: self._claims_in(condition) for place, condition in self._conditions.items()}
         self.profiles = frozenset(claims.profile for claims in self._claims.values() if claims is not None)
         self._known = functools.lru_cache(KNOWN_ROUTES)(self._make)
@@ -113,7 +111,7 @@ class ReceivedRoutes:
         if threshold_value(kept.threshold) == math.inf:
             # Audits cannot measure what the link lost: the original is not here.
             return _by(kept, unmonitored(guarantee))
-        return replace(_by(kept, guarantee), controls=self._controls(condition, kept))
+        return replace(_by(kept, guarantee), controls=Controls(self._claims[_place(condition)]))
 
     def _below_target(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
         accepting = _largest(condition.accept_certificates, max_drop)
@@ -154,15 +152,6 @@ class ReceivedRoutes:
         controls = Controls(self._claims[_place(condition)]) if guarantee.status is AccuracyStatus.CERTIFIED else None
         return Route(-math.inf, guarantee, 0.0, to_best=0.0, controls=controls)
 
-    def _controls(self, condition: ReceivedCondition, certificate: Certificate) -> Controls:
-        place = (*_place(condition), certificate)
-        if place not in self._decided:
-            threshold, watch = threshold_value(certificate.threshold), certificate.edge_watch
-            name = f"edge, quality {condition.min_quality}, received {condition.min_received_fraction}"
-            followed = controller_spec(name, self._models, certificate, threshold, watch, condition.curve)
-            self._decided[place] = Controls(self._claims[_place(condition)], followed)
-        return self._decided[place]
-
     def _claims_in(self, condition: ReceivedCondition) -> Claims | None:
         """The claims of all certificates about the edge in a condition; None if none accepts its answers."""
         certificates = [
@@ -171,7 +160,7 @@ class ReceivedRoutes:
             if certificate.basis != "profile" and threshold_value(certificate.threshold) < math.inf
         ]
         found = [Claim(threshold_value(each.threshold), each.edge_watch.disagreement) for each in certificates]
-        name = certificates_name(self._models, condition, condition.curve)
+        name = certificates_name(self._models, condition)
         stage = f"{self._pair.edge}, quality {condition.min_quality}, received {condition.min_received_fraction}"
         return claims_of(name, stage, found, min(each.delta for each in certificates)) if found else None
 

@@ -20,7 +20,6 @@ from hawkvision.cascade.route import (
     IntermediateRoute,
     Route,
     certificates_name,
-    controller_spec,
     guaranteed,
 )
 from hawkvision.cascade.route import uncertified as uncertified
@@ -88,7 +87,7 @@ class Policy:
         self._condition: Condition = conditions[0]
         stages = (edge, best, *(() if self.pair.intermediate is None else (self.pair.intermediate.name,)))
         self._models = tuple(profile.stage(stage).fingerprint for stage in stages)
-        self._name = certificates_name(self._models, conditions, self.pair.curve)
+        self._name = certificates_name(self._models, conditions)
         self._intermediate_certificates = self._count_intermediate_certificates()
         self._edge_claims = _edge_claims(self._name, edge, self._condition)
         # Cached, because hashing a certificate takes as long as the rest of a decision.
@@ -124,7 +123,7 @@ class Policy:
         """The route of `fast` by the first member of the edge's conditional ensemble."""
         pair = profile.pair(first, best)
         fast = pair.conditions[0].fast
-        name = certificates_name((profile.stage(first).fingerprint, self._models), fast, pair.curve)
+        name = certificates_name((profile.stage(first).fingerprint, self._models), fast)
         claim = Claim(-math.inf, fast.edge_watch.disagreement)
         return replace(
             self._edge_alone(guaranteed(Quality.FAST, fast), claims_of(name, first, [claim], fast.delta)),
@@ -281,26 +280,17 @@ class Policy:
 
     def _parts_of(self, certificate: Certificate) -> tuple[IntermediateRoute | None, Controls | None]:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)
-        pair, intermediate = self.pair, None
-        edge, between, claims = None, None, None
+        stage, watch, intermediate, claims = self.pair.intermediate, certificate.intermediate_watch, None, None
         certified = certificate.basis != "profile"  # without a certificate there is nothing to monitor
-        if certified and threshold < math.inf:
-            edge = controller_spec("edge", self._models, certificate, threshold, certificate.edge_watch, pair.curve)
-        if pair.intermediate is not None and certificate.intermediate_watch is not None and bar < math.inf:
-            intermediate, watch = (
-                IntermediateRoute(pair.intermediate.name, pair.intermediate.score, bar),
-                certificate.intermediate_watch,
-            )
-            if certified and math.isfinite(bar):
-                between = controller_spec("middle", self._models, certificate, bar, watch, pair.intermediate.curve)
+        edge = self._edge_claims if certified and threshold < math.inf else None
+        if stage is not None and watch is not None and bar < math.inf:
+            intermediate = IntermediateRoute(stage.name, stage.score, bar)
             if certified:
                 # The edge's threshold decides which images reach it, so each certificate has a log of its own.
-                stage = f"{pair.intermediate.name} from {bar}, after {threshold}"
+                log = f"{stage.name} from {bar}, after {threshold}"
                 delta = certificate.delta / self._intermediate_certificates
-                claims = claims_of(self._name, stage, [Claim(bar, watch.disagreement)], delta)
-        if edge is None and claims is None:
-            return intermediate, None
-        return intermediate, Controls(self._edge_claims if edge else None, edge, claims, between)
+                claims = claims_of(self._name, log, [Claim(bar, watch.disagreement)], delta)
+        return intermediate, None if edge is None and claims is None else Controls(edge, claims)
 
 
 def _accepts_below_reference(certificate: Certificate) -> bool:

@@ -10,9 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from hawkvision.cascade.certification.file_keys import in_first_words
-from hawkvision.cascade.certification.profile import Certificate, ScoreCurve, Watch
+from hawkvision.cascade.certification.profile import Certificate
 from hawkvision.cascade.drift.monitor import Claims
-from hawkvision.cascade.drift.online import ControllerSpec
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, Target
 
 INTERVAL_DELTA: Final = 0.025
@@ -30,17 +29,14 @@ class IntermediateRoute:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """How a certificate is monitored: the claims and the controller of each stage below the reference.
+    """How a certificate is monitored: the claims about each stage below the reference.
 
     Every certified target has one.
     """
 
     edge_claims: Claims | None
     """None if the edge does not run."""
-    edge: ControllerSpec | None = None
-    """None if the threshold is fixed: the edge does not run, or the caller asked for its answer alone."""
     intermediate_claims: Claims | None = None
-    intermediate: ControllerSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +112,7 @@ def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
     )
 
 
-def certificates_name(models: Any, certificates: Any, curve: ScoreCurve) -> str:
-    """A name for the origin of a stage's claims: equal if models, certificates and curve are."""
-    facts = in_first_words([models, msgspec.to_builtins(certificates), msgspec.to_builtins(curve)])
+def certificates_name(models: Any, certificates: Any) -> str:
+    """A name for the origin of a stage's claims: equal if models and certificates are."""
+    facts = in_first_words([models, msgspec.to_builtins(certificates)])
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]
-
-
-def controller_spec(
-    place: str, models: Any, certificate: Certificate, threshold: float, watch: Watch, curve: ScoreCurve
-) -> ControllerSpec:
-    """The specification of a controller. Its key is equal if place, models, certificate and curve are."""
-    facts = in_first_words([place, models, msgspec.to_builtins(certificate), msgspec.to_builtins(curve)])
-    return ControllerSpec(
-        key=hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32],
-        threshold=threshold,
-        max_drop=watch.max_drop,
-        disagreement=watch.disagreement,
-        scores=curve.scores,
-        disagreements=curve.disagreement,
-        drops=curve.drop,
-    )

@@ -145,9 +145,7 @@ class EdgeMetrics:
 
     def _count_guarantees(self) -> None:
         """What is guaranteed, and the state of streams."""
-        self.audits = self._counter(
-            "audits", "Accepted answers drawn to be checked by the reference stage", "task", "outcome"
-        )
+        self.audits = self._counter("audits", "Images drawn to be checked by the reference stage", "task", "outcome")
         self.guarantees = self._counter(
             "guarantees", "Answers by the status of their accuracy guarantee", "task", "status"
         )
@@ -155,12 +153,11 @@ class EdgeMetrics:
             "certificates_valid", "Whether certificates match the loaded models", "task"
         )
         self.alarms = self._counter("alarms", "Guarantees suspended because traffic is not as certified", "task")
-        self.streams = self._gauge("streams", "Controllers in memory: one per stream, certificate and stage", "task")
-        self.streams_suspended = self._gauge("streams_suspended", "Controllers whose guarantee is suspended", "task")
-        self.accuracy_debt = self._gauge("accuracy_debt", "Expected wrong answers beyond target, all streams", "task")
+        self.streams = self._gauge("streams", "Streams in memory", "task")
+        self.streams_suspended = self._gauge("streams_suspended", "Streams whose guarantee is suspended", "task")
         self.state_failures = self._counter(
             "state_failures",
-            "Failures to open, read, write or keep controller states or their file",
+            "Failures to open, read, write or keep the states of streams or their file",
             "task",
             "operation",
         )

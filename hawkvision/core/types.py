@@ -66,6 +66,7 @@ class Reason(StrEnum):
     LOW_CONFIDENCE = "low_confidence"
     AUDIT = "audit"
     TARGET = "target"
+    SUSPENDED = "suspended"
     EDGE_BUSY = "edge_busy"
     TRIAL = "trial"
 

@@ -21,7 +21,6 @@ from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certificate_reload import Certification, MakePolicy
-from edge.monitoring.request_streams import StreamController
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
@@ -29,7 +28,6 @@ from edge.serving.context import EdgeExecutor
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline
 from edge.serving.request import ImageRequest
-from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
@@ -235,12 +233,6 @@ def audits(it: Bench, *outcomes: str) -> float:
     return sum(it.counted("audits_total", outcome=outcome) for outcome in outcomes)
 
 
-def kept(it: Bench, stream: str | None = None) -> StreamController:
-    """The controller of `balanced` at the edge."""
-    found = it.node.guarantees.controllers(it.node.policy.route(Quality.BALANCED), stream, "127.0.0.1").edge
-    assert found is not None
-    return found
-
-
-def state_of(it: Bench, stream: str | None = None) -> ControllerState:
-    return kept(it, stream).control.state
+def outcomes(it: Bench) -> int:
+    """Audited outcomes in all logs."""
+    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())

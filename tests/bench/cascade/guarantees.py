@@ -40,8 +40,8 @@ from scipy.stats import poisson
 
 from edge.monitoring.audits import MOST_UNDER_WAY
 from hawkvision.cascade.drift.monitor import ALTERNATIVES, BLOCK, LEAST_COMPLETED, LOG, Claims, Monitor
-from hawkvision.cascade.drift.online import AUDIT_SHARE
 from hawkvision.cascade.policy import Policy
+from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
@@ -55,7 +55,7 @@ from hawkvision.core.types import (
 )
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
-from tests.edge.bench import SURE, Bench, bench, known
+from tests.edge.bench import SURE, Bench, bench, known, outcomes
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 from tests.hawkvision.tasks.classes import TEN
@@ -67,6 +67,7 @@ TARGETS: Final[tuple[tuple[str, Target], ...]] = (
 )  # fmt: skip
 TIMES: Final = (2.0, 4.0, math.inf)
 """Disagreement as a multiple of what is claimed; infinite: with every answer."""
+AUDIT_SHARE: Final = EdgeConfig().audit_share
 FEWER: Final = 5
 """Fewer requests of traffic on the bounds where disagreements are fractions: each of them takes a test."""
 NODE_SHARE: Final = 0.2
@@ -404,11 +405,6 @@ async def restarted(peer: Peer, target: Target) -> tuple[str, int]:
         async with node_of(peer, audit_share=NODE_SHARE, state_file=file) as it:
             await known(it.node)
             return "alarm outlasts the restart", held(await ask(it, target, 20))
-
-
-def outcomes(it: Bench) -> int:
-    """Audited outcomes in all logs."""
-    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:

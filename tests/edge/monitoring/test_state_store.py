@@ -14,28 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.monitoring.state_opening import open_state
-from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, StreamState, decode_state, encode_state
+from edge.monitoring.state_store import StateError, StateFile, StreamState, decode_state, encode_state
 from hawkvision.cascade.drift.monitor import MonitorState
-from hawkvision.cascade.drift.online import ControllerState
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from tests.fuzz.examples import examples
 
 OWN = bytes(16)
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-POSITIVE = st.floats(1e-6, 1e9)
-COUNTS = st.integers(0, 2**53)
 NAMES = st.text(max_size=40)
-CONTROLS = st.builds(
-    ControllerState,
-    key=NAMES,
-    theta=FINITE,
-    correction=POSITIVE,
-    debt=POSITIVE,
-    suspended=st.booleans(),
-    requests=COUNTS,
-)
 LOGS = st.builds(
     MonitorState,
     key=NAMES,
@@ -47,14 +34,13 @@ LOGS = st.builds(
 STATES = st.builds(
     StreamState,
     monitors=st.dictionaries(NAMES, LOGS, max_size=3),
-    controls=st.dictionaries(NAMES, CONTROLS, max_size=3),
     suspended_before=st.booleans(),
 )
 
 
-def state(theta: float = 0.5, *, suspended: bool = False) -> StreamState:
+def state(audits: int = 5, *, suspended: bool = False) -> StreamState:
     failed, alarms = (0, 1) if suspended else (None, 0)
-    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms)}, {"c": ControllerState("c", theta)})
+    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms, audits=audits)})
 
 
 def row(place: bytes, state: StreamState) -> tuple[bytes, bytes, bool]:
@@ -87,25 +73,18 @@ def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
         assert isinstance(decode_state(data), StreamState)
 
 
-@pytest.mark.parametrize("change", [{"correction": -1.0}, {"debt": -1.0}, {"requests": -1}])
-def test_a_controller_that_cannot_be_is_refused(change: dict[str, object]) -> None:
-    control = msgspec.structs.replace(ControllerState("c", 0.5), **change)
-    with pytest.raises(ValueError, match="no controller can have this state"):
-        decode_state(encode_state(StreamState(controls={"c": control})))
-
-
 @pytest.mark.parametrize("change", [{"alarms": -1}, {"failed": 0}])
 def test_a_log_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     log = msgspec.structs.replace(MonitorState("c"), **change)
-    with pytest.raises(ValueError, match="no controller can have this state"):
+    with pytest.raises(ValueError, match="no monitor can have this state"):
         decode_state(encode_state(StreamState(monitors={"c": log})))
 
 
 def test_what_was_written_is_read_after_reopening(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(place(1), state(0.7))])
+        file.write([row(place(1), state(7))])
     with opened(path) as file:
-        assert file.read(place(1)) == state(0.7)
+        assert file.read(place(1)) == state(7)
         assert file.read(place(2)) is None
 
 
@@ -119,17 +98,17 @@ def test_nobody_but_the_nodes_user_may_read_what_it_keeps(path: Path) -> None:
 
 def test_the_newest_of_two_states_counts(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(place(1), state(0.1))])
-        file.write([row(place(1), state(0.2))])
-        assert file.read(place(1)) == state(0.2)
+        file.write([row(place(1), state(1))])
+        file.write([row(place(1), state(2))])
+        assert file.read(place(1)) == state(2)
 
 
 def test_rows_are_bounded_and_the_nodes_own_stream_stays(path: Path) -> None:
     with opened(path, rows=10) as file:
-        file.write([row(OWN, state(0.9))])
+        file.write([row(OWN, state(9))])
         for first in range(1, 100, 7):
             file.write([row(place(first + i), state()) for i in range(7)])
-        assert file.read(OWN) == state(0.9)
+        assert file.read(OWN) == state(9)
         assert file.read(place(99)) is not None
         assert file.read(place(1)) is None
     with closing(sqlite3.connect(path)) as raw:
@@ -147,29 +126,16 @@ def test_rows_with_an_alarm_go_last_and_the_file_remembers_that_one_had_to(path:
         assert file.full
 
 
-def first_version(path: Path, rows: list[tuple[bytes, str, bytes]]) -> None:
-    with closing(sqlite3.connect(path)) as raw, raw:
-        raw.executescript(
-            "PRAGMA journal_mode = WAL; CREATE TABLE states (stream BLOB NOT NULL, certificate TEXT NOT NULL, "
-            "state BLOB NOT NULL, written INTEGER NOT NULL, PRIMARY KEY (stream, certificate)) WITHOUT ROWID; "
-            "CREATE INDEX states_by_age ON states (written); "
-            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1;"
-        )
-        raw.executemany("INSERT INTO states VALUES (?, ?, ?, 1)", rows)
-
-
-def test_a_file_of_the_first_version_keeps_its_alarms_and_says_what_it_loses(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kept = [
-        (place(1), "a", b'{"void": false}'),
-        (place(1), "b", b'{"void": true}'),
-        (place(2), "a", b'{"void": false}'),
-    ]
-    first_version(path, [*kept, (place(3), "a", b"garbage")])
+def test_a_file_of_the_version_before_keeps_its_alarms(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(path) as file:
-        found = [file.read(place(number)) for number in (1, 2, 3)]
-    assert [one is not None and one.suspended for one in found] == [True, False, True]
+        file.write([row(place(1), state()), row(place(2), state(suspended=True)), row(OWN, state(suspended=True))])
+        file.write([], full=True)
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("PRAGMA user_version = 2")
+    with opened(path) as file:
+        alarm = StreamState(suspended_before=True)
+        assert [file.read(key) for key in (place(1), place(2), OWN)] == [None, alarm, alarm]
+        assert file.full
     assert "the 2 streams that were suspended stay so" in caplog.text
 
 
@@ -207,7 +173,7 @@ def test_a_file_of_another_version_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA user_version = 7")
-    with pytest.raises(StateError, match="has version 7, this node reads 2"):
+    with pytest.raises(StateError, match="has version 7, this node reads 3"):
         StateFile(path, 10, OWN)
 
 
@@ -256,17 +222,17 @@ def test_a_row_that_is_no_state_is_an_error_not_a_state(path: Path) -> None:
 
 def test_what_was_kept_is_read_from_a_disk_that_takes_no_more(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(place(1), state(0.7))])
+        file.write([row(place(1), state(7))])
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path.with_name(f"{path.name}.lock").unlink()
     path.with_name(f"{path.name}.lock").mkdir()  # as good as a disk on which no file can be made
     with opened(path) as file:
         assert file.unwritable is not None
-        assert file.read(place(1)) == state(0.7)
+        assert file.read(place(1)) == state(7)
         with pytest.raises(StateError, match="cannot write"):
-            file.write([row(place(1), state(0.8))])
-        assert file.read(place(1)) == state(0.7)
+            file.write([row(place(1), state(8))])
+        assert file.read(place(1)) == state(7)
 
 
 @settings(max_examples=examples(300))

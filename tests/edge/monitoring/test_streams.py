@@ -6,27 +6,25 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge.monitoring.request_streams import StreamController, StreamControllers
+from edge.monitoring.request_streams import StreamControllers
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.stream import StageScore
+from edge.monitoring.stream import StageScore, Stream
 from edge.monitoring.stream_keys import DEFAULT_STREAM, stream_key
 from edge.monitoring.streams import ROWS_PER_STREAM, Streams
 from hawkvision.cascade.drift.monitor import Claim, Claims
 from hawkvision.cascade.route import Controls
 from hawkvision.core.metrics import EdgeMetrics
-from tests.hawkvision.cascade.drift.test_online import USUAL
 from tests.hawkvision.tasks.classes import predicted
 from tests.waiting import until
 
 LIMIT = 50
-CLAIMS = Claims("p", "edge", (Claim(USUAL.threshold, USUAL.disagreement),), 0.05)
-CONTROLS = Controls(CLAIMS, USUAL)
+CLAIMS = Claims("p", "edge", (Claim(0.4, 0.028),), 0.05)
+CONTROLS = Controls(CLAIMS)
 
 
 class Bench:
@@ -37,19 +35,24 @@ class Bench:
     def counted(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "t", **labels}) or 0.0
 
-    def controllers(
-        self, stream: str | None, caller: str = "camera", controls: Controls = CONTROLS
-    ) -> StreamControllers:
-        return self.streams.controllers(stream, controls, caller)
+    def controllers(self, stream: str | None, caller: str = "camera") -> StreamControllers:
+        return self.streams.controllers(stream, CONTROLS, caller)
 
-    def find(self, stream: str | None) -> StreamController:
-        found = self.controllers(stream).edge
+    def find(self, stream: str | None) -> Stream:
+        found = self.controllers(stream)._own
         assert found is not None
         return found
 
+    def past(self, stream: str) -> int:
+        """Audits in its log."""
+        return self.find(stream).monitor(CLAIMS).state.audits
+
+    def audit(self, stream: str | None, caller: str = "camera", disagreement: float = 0.0) -> None:
+        self.controllers(stream, caller).audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [disagreement])
+
     def suspend(self, stream: str | None, caller: str = "camera") -> None:
         for _ in range(200):
-            self.controllers(stream, caller).audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [1.0])
+            self.audit(stream, caller, 1.0)
 
 
 @asynccontextmanager
@@ -77,15 +80,11 @@ def rows(path: Path) -> int:
         return int(raw.execute("SELECT count(*) FROM states").fetchone()[0])
 
 
-def test_a_stream_keeps_its_controller_and_another_has_its_own() -> None:
+def test_a_stream_keeps_its_log_and_another_has_its_own() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            assert it.find("server").control is it.find("server").control
-            assert it.find("server").control is not it.find("yard").control
-            assert it.find(None).control is not it.find("server").control
-            other = it.controllers("server", controls=Controls(CLAIMS, replace(USUAL, key="another"))).edge
-            assert other is not None
-            assert other.control is not it.find("server").control
+            assert it.find("server") is it.find("server")
+            assert len({id(it.find(name)) for name in ("server", "yard", None)}) == 3
 
     run(scenario)
 
@@ -108,7 +107,7 @@ def test_ten_thousand_names_leave_memory_and_rows_bounded_and_an_alarm_standing(
         async with bench(path) as it:
             it.suspend(None)
             for number in range(10_000):
-                it.find(f"camera {number}").fell_short(0.1)
+                it.audit(f"camera {number}")
                 if number % 500 == 0:
                     await asyncio.sleep(0)
             assert len(it.streams) == LIMIT
@@ -124,13 +123,12 @@ def test_ten_thousand_names_leave_memory_and_rows_bounded_and_an_alarm_standing(
 def test_a_stream_that_made_room_comes_back_with_its_past(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
-            it.find("first").fell_short(0.1)
-            debt = it.find("first").control.state.debt
+            it.audit("first")
             for number in range(LIMIT):
-                it.find(str(number)).fell_short(0.1)
-            assert it.find("first").control.state.debt == debt, "from what is not written yet"
+                it.audit(str(number))
+            assert it.past("first") == 1, "from what is not written yet"
         async with bench(path) as it:
-            assert it.find("first").control.state.debt == debt, "from the file"
+            assert it.past("first") == 1, "from the file"
 
     run(scenario)
 
@@ -138,10 +136,10 @@ def test_a_stream_that_made_room_comes_back_with_its_past(path: Path) -> None:
 def test_a_stream_that_is_used_does_not_make_room() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            used = it.find("used").control
+            used = it.find("used")
             for number in range(3 * LIMIT):
                 it.find(str(number))
-                assert it.find("used").control is used
+                assert it.find("used") is used
 
     run(scenario)
 
@@ -149,10 +147,10 @@ def test_a_stream_that_is_used_does_not_make_room() -> None:
 def test_without_a_file_a_stream_that_made_room_begins_anew() -> None:
     async def scenario() -> None:
         async with bench() as it:
-            it.find("first").fell_short(0.1)
+            it.audit("first")
             for number in range(LIMIT):
                 it.find(str(number))
-            assert it.find("first").control.state.debt == 0.0
+            assert it.past("first") == 0
 
     run(scenario)
 
@@ -212,12 +210,12 @@ def test_one_caller_suspends_itself_and_three_the_node() -> None:
 def test_a_row_that_cannot_be_read_is_counted_and_the_stream_begins_suspended(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
-            it.find("server").fell_short(0.1)
+            it.audit("server")
         with closing(sqlite3.connect(path)) as raw, raw:
             raw.execute("UPDATE states SET state = x'00'")
         async with bench(path) as it:
             assert it.controllers("server").suspended
-            assert it.find("server").control.state.debt == 0.0
+            assert it.past("server") == 0
             assert it.counted("state_failures_total", operation="read") == 1.0
 
     run(scenario)
@@ -227,13 +225,13 @@ def test_a_write_that_fails_is_counted_and_made_up_for(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
             with closing(sqlite3.connect(path)) as raw:
-                it.find("server").fell_short(0.1)
+                it.audit("server")
                 raw.execute("ALTER TABLE states RENAME TO stolen")
                 await it.streams._keeper.write()
                 raw.execute("ALTER TABLE stolen RENAME TO states")
             assert it.counted("state_failures_total", operation="write") == 1.0
         async with bench(path) as it:
-            assert it.find("server").control.state.debt > 0.0
+            assert it.past("server") == 1
 
     run(scenario)
 
@@ -241,24 +239,21 @@ def test_a_write_that_fails_is_counted_and_made_up_for(path: Path) -> None:
 def test_states_are_written_while_the_node_runs(path: Path) -> None:
     async def scenario() -> None:
         async with bench(path) as it:
-            it.find("server").fell_short(0.1)
+            it.audit("server")
             await until(lambda: rows(path) == 1)
 
     run(scenario)
 
 
-def test_alarms_suspended_streams_and_debt_are_counted() -> None:
+def test_alarms_and_suspended_streams_are_counted() -> None:
     async def scenario() -> None:
         async with bench() as it:
             it.suspend("server")
             assert (it.counted("alarms_total"), it.counted("streams_suspended")) == (1.0, 1.0)
             watched = it.controllers("server")
             while watched.suspended:
-                watched.audited((StageScore(CLAIMS, 0.9, predicted((3, 0.9))),), [0.0])
+                it.audit("server")
             assert it.counted("streams_suspended") == 0.0
-            kept = it.find("server")
-            kept.fell_short(0.1)
-            assert it.counted("accuracy_debt") == kept.control.state.debt > 0.0
 
     run(scenario)
 
