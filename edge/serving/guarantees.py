@@ -10,10 +10,10 @@ from edge.monitoring.request_streams import StreamControllers
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.route import Route, uncertified, unmonitored, without_guarantee
+from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Tier
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Tier
 from hawkvision.models.fingerprints import parts_of
 
 
@@ -122,16 +122,15 @@ class Guarantees:
             degraded: whether the answer is below the target.
             version: whether certified versions computed it (`as_certified`).
         """
-        guarantee = route.guarantee
-        certified = guarantee.status is AccuracyStatus.CERTIFIED
-        if guarantee.max_drop is None and guarantee.max_disagreement is None and not certified:
-            return without_guarantee(guarantee) if degraded else guarantee  # nothing certified is claimed
+        guarantee, target = route.guarantee, route.guarantee.target
         if controllers.suspended:
-            return replace(without_guarantee(guarantee), status=AccuracyStatus.SUSPENDED)
+            return replace(without_guarantee(target), status=AccuracyStatus.SUSPENDED)
+        if guarantee.max_drop is None and guarantee.max_disagreement is None:  # nothing certified is claimed
+            return without_guarantee(target) if degraded else guarantee
         if not version:
-            return uncertified(guarantee)
+            return without_guarantee(target, Basis.UNCERTIFIED_VERSION)
         if degraded or (tier is Tier.DATACENTER and not self.served.listed):
-            return without_guarantee(guarantee)
+            return without_guarantee(target)
         if route.controls is not None and (not self.served.listed or not controllers.monitored):
-            return unmonitored(guarantee)
+            return without_guarantee(target, Basis.UNMONITORED)
         return guarantee

@@ -66,7 +66,10 @@ class ListedTarget(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Mean disagreement with the reference stage, at most; absent where a drop is certified."),
     ] = UNSET
     min_accuracy: Annotated[
-        Fraction | None, Meta(description="The accuracy that the drop makes certain; null where it is not known.")
+        Fraction | None,
+        Meta(
+            description="The `min_accuracy` that is routed like this target, best effort; null where it is not known."
+        ),
     ]
     status: Annotated[AccuracyStatus, Meta(description="In this caller's own stream; named streams have their own.")]
     suspended: Annotated[bool, Meta(description="Whether the status is `suspended`.")]
@@ -164,7 +167,7 @@ def _min_accuracy(node: EdgeNode, max_drop: float | None) -> float | None:
     """None where nothing is certified, or no accuracy was measured where the certificates were made."""
     if max_drop is None or not node.policy.accuracy_known:
         return None
-    return max(0.0, node.policy.certified_accuracy(max_drop))
+    return max(0.0, node.policy.accuracy_with(max_drop))
 
 
 def _latency(node: EdgeNode, route: Route) -> float | None:

@@ -21,12 +21,10 @@ from typing import Any, Final
 from hawkvision.cascade.certification.profile import Certificate, Pair, ReceivedCondition, threshold_value
 from hawkvision.cascade.drift.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.route import (
-    INTERVAL_DELTA,
     Controls,
     Route,
     certificates_name,
     guaranteed,
-    unmonitored,
     without_guarantee,
 )
 from hawkvision.core.types import (
@@ -78,7 +76,7 @@ class ReceivedRoutes:
         condition = self._conditions[quality, fraction]
         route = self._in(condition, target)
         if self._elsewhere:
-            route = replace(route, guarantee=without_guarantee(route.guarantee), controls=None)
+            route = replace(route, guarantee=without_guarantee(target), controls=None)
         return replace(route, temperature=condition.edge_temperature)
 
     def _in(self, condition: ReceivedCondition, target: Target) -> Route:
@@ -110,7 +108,7 @@ class ReceivedRoutes:
         guarantee = guaranteed(target, kept)
         if threshold_value(kept.threshold) == math.inf:
             # Audits cannot measure what the link lost: the original is not here.
-            return _by(kept, unmonitored(guarantee))
+            return _by(kept, without_guarantee(target, Basis.UNMONITORED))
         return replace(_by(kept, guarantee), controls=Controls(self._claims[_place(condition)]))
 
     def _below_target(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
@@ -121,23 +119,15 @@ class ReceivedRoutes:
         )
 
     def _accuracy(self, condition: ReceivedCondition, target: Target, accuracy: float) -> Route:
-        """As for whole images: certified from the lower end of the interval, whose 2.5 % add to δ."""
-        edge, best, fast = condition.edge_accuracy, self._best_accuracy, condition.fast
-        if fast is not None and accuracy <= edge.value:
-            guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=edge.n)
-            if accuracy <= edge.low and fast.basis != "profile":
-                guarantee = replace(guaranteed(target, fast), delta=round(INTERVAL_DELTA + fast.delta, 6))
-            return self._edge_alone(condition, guarantee)
+        """As for whole images: by the drop that this accuracy allows, best effort."""
+        best = self._best_accuracy
+        if condition.fast is not None and accuracy <= condition.edge_accuracy.value:
+            return self._edge_alone(condition, without_guarantee(target))
         certain, estimated = (round(a - accuracy, 9) for a in (best.low, best.value))
-        route = self._drop(condition, target, certain)
-        if route is not None:
-            delta = round(INTERVAL_DELTA + (route.guarantee.delta or 0.0), 6)
-            return replace(route, guarantee=replace(route.guarantee, delta=delta))
-        # The drop is certified, but the reference stage's accuracy is only an estimate.
-        route = self._drop(condition, target, estimated)
-        if route is not None:
-            return replace(route, guarantee=replace(route.guarantee, status=AccuracyStatus.BEST_EFFORT))
-        return self._below_target(condition, target, estimated)
+        route = self._drop(condition, target, certain) or self._drop(condition, target, estimated)
+        if route is None:
+            return self._below_target(condition, target, estimated)
+        return replace(route, guarantee=without_guarantee(target))
 
     def _confidence(self, condition: ReceivedCondition, target: Target, confidence: float) -> Route:
         """Per answer: calibrated in this condition but not certified."""
@@ -181,4 +171,4 @@ def _by(certificate: Certificate, guarantee: AccuracyGuarantee) -> Route:
 
 
 def _nothing_accepted(target: Target) -> Route:
-    return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE), 1.0, below_target=True)
+    return Route(math.inf, without_guarantee(target), 1.0, below_target=True)

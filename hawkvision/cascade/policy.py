@@ -15,16 +15,13 @@ from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.degraded_input import ReceivedRoutes
 from hawkvision.cascade.drift.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.route import (
-    INTERVAL_DELTA,
     Controls,
     IntermediateRoute,
     Route,
     certificates_name,
     guaranteed,
+    without_guarantee,
 )
-from hawkvision.cascade.route import uncertified as uncertified
-from hawkvision.cascade.route import unmonitored as unmonitored
-from hawkvision.cascade.route import without_guarantee as without_guarantee
 from hawkvision.cascade.site_certificate_check import site_conditions
 from hawkvision.core.errors import TargetUnreachable
 from hawkvision.core.types import (
@@ -125,8 +122,9 @@ class Policy:
         fast = pair.conditions[0].fast
         name = certificates_name((profile.stage(first).fingerprint, self._models), fast)
         claim = Claim(-math.inf, fast.edge_watch.disagreement)
+        claims = None if fast.basis == "profile" else claims_of(name, first, [claim], fast.delta)
         return replace(
-            self._edge_alone(guaranteed(Quality.FAST, fast), claims_of(name, first, [claim], fast.delta)),
+            self._edge_alone(guaranteed(Quality.FAST, fast), claims),
             temperature=profile.stage(first).temperature,
             first_only=True,
         )
@@ -161,7 +159,9 @@ class Policy:
     def _quality(self, quality: Quality) -> Route:
         match quality:
             case Quality.FAST:
-                return self._edge_alone(guaranteed(quality, self._condition.fast), self._edge_claims)
+                guarantee = guaranteed(quality, self._condition.fast)
+                certified = guarantee.status is AccuracyStatus.CERTIFIED
+                return self._edge_alone(guarantee, self._edge_claims if certified else None)
             case Quality.BALANCED:
                 return self._certified(quality, self._condition.balanced)
             case Quality.BEST:
@@ -201,52 +201,25 @@ class Policy:
                 maximum=measured.value,
             )
 
-    def certified_accuracy(self, max_drop: float) -> float:
-        """The accuracy that follows from a certified drop and the lower end of the reference stage's interval."""
+    def accuracy_with(self, max_drop: float) -> float:
+        """The `min_accuracy` that is routed like a target of this drop."""
         return round(self.best_accuracy.low - max_drop, 6)
 
     def _accuracy(self, target: Target, accuracy: float) -> Route:
-        """Certified relative to the reference stage, and absolutely as far as that stage's interval reaches.
+        """By the drop below the reference stage that this accuracy allows; best effort.
 
-        The drop is certified. The reference stage's accuracy is an estimate, so an absolute guarantee is `certified`
-        only from the lower end of its 95 % interval on. The interval's 2.5 % add to the certificate's δ.
+        Audits compare both stages and see no labels. If the traffic becomes harder for both, nobody notices.
         """
         self._check_reachable(accuracy)
         if accuracy <= self.edge_accuracy.value:
-            return self._edge_alone(self._measured_at_edge(target, accuracy), self._edge_claims)
+            return self._edge_alone(without_guarantee(target), self._edge_claims)
         # Rounded, so that an accuracy from the list of targets maps back to the drop that it was computed from.
         certain, estimated = (round(a - accuracy, 9) for a in (self.best_accuracy.low, self.best_accuracy.value))
-        route = self._drop(target, certain) if self.accuracy_known and certain > 0.0 else None
-        certified = route is not None and route.controls is not None
-        if route is None or not certified:
-            # Below the lower end nothing is left to give up. Aim for the measured accuracy, as best effort.
+        route = self._drop(target, certain)
+        if route.controls is None or not self.accuracy_known:
+            # Nothing is left to give up below the lower end of the interval. Aim for the measured accuracy.
             route = self._drop(target, estimated)
-            certified = self.accuracy_known and accuracy <= self.certified_accuracy(route.guarantee.max_drop or 0.0)
-        guarantee = route.guarantee
-        return replace(
-            route,
-            guarantee=replace(
-                guarantee,
-                status=AccuracyStatus.CERTIFIED if certified else AccuracyStatus.BEST_EFFORT,
-                delta=round((guarantee.delta or 0.0) + INTERVAL_DELTA, 6) if certified else guarantee.delta,
-                n=self.best_accuracy.n if self.accuracy_known else guarantee.n,
-                basis=Basis.LABELLED if self.accuracy_known else guarantee.basis,
-            ),
-        )
-
-    def _measured_at_edge(self, target: Target, accuracy: float) -> AccuracyGuarantee:
-        """The guarantee of an accuracy that the edge stage reaches alone: certified below its interval only."""
-        guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=self.edge_accuracy.n)
-        if accuracy > self.edge_accuracy.low or not self.accuracy_known:
-            return guarantee
-        fast = self._condition.fast
-        return replace(
-            guarantee,
-            status=AccuracyStatus.CERTIFIED,
-            basis=Basis.LABELLED,
-            max_drop=fast.max_drop,
-            delta=round(INTERVAL_DELTA + fast.delta, 6),
-        )
+        return replace(route, guarantee=without_guarantee(target))
 
     def _confidence(self, target: Target, confidence: float) -> Route:
         """Per answer: calibrated but not certified, because probabilities are right on average only.
@@ -275,8 +248,7 @@ class Policy:
     @staticmethod
     def _edge_alone(guarantee: AccuracyGuarantee, claims: Claims | None) -> Route:
         """The edge's answer, whatever its score."""
-        controls = Controls(claims) if guarantee.status is AccuracyStatus.CERTIFIED else None
-        return Route(-math.inf, guarantee, 0.0, to_best=0.0, controls=controls)
+        return Route(-math.inf, guarantee, 0.0, to_best=0.0, controls=Controls(claims) if claims else None)
 
     def _parts_of(self, certificate: Certificate) -> tuple[IntermediateRoute | None, Controls | None]:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -13,9 +13,6 @@ from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, Target
-
-INTERVAL_DELTA: Final = 0.025
-"""Probability that an accuracy lies below the lower end of its 95 % interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +68,9 @@ class Route:
         return self.threshold == math.inf
 
 
-def without_guarantee(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
-    """The guarantee of an answer below target: best effort, without the certificate."""
-    return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
-
-
-def unmonitored(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
-    """The guarantee while too few audits show whether the certificate still holds for the traffic."""
-    return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
-
-
-def uncertified(guarantee: AccuracyGuarantee) -> AccuracyGuarantee:
-    """The guarantee of an answer, or of a reference, that another computation than the certified one made."""
-    return AccuracyGuarantee(guarantee.target, AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
+def without_guarantee(target: Target, basis: Basis = Basis.PROFILE) -> AccuracyGuarantee:
+    """Best effort, without a certificate."""
+    return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, basis)
 
 
 def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:

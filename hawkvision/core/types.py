@@ -113,7 +113,7 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MinAccuracy:
-    """At least this share of answers is right, over traffic like that of the profile."""
+    """At least this share of answers is right: aimed at, never certified, as nobody can watch it without labels."""
 
     value: float
 
@@ -221,8 +221,7 @@ class AccuracyGuarantee:
     """The accuracy guarantee for the stream of answers to one target.
 
     `max_drop` is the certified bound on the drop below the reference stage, `delta` the probability that the guarantee
-    is wrong, and `n` the number of images behind it; each may be None. A target of `min_accuracy` can be `best_effort`
-    and still state the certified drop; then only the reference stage's own accuracy is uncertain.
+    is wrong, and `n` the number of images behind it; each may be None. A target of `min_accuracy` is `best_effort`.
 
     Where agreement with the reference stage bounds no accuracy drop (`TaskKind.agreement_bounds_drop`), certificates
     without labels state `max_disagreement` in place of `max_drop`. They certify no target that names an accuracy, so

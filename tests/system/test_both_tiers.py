@@ -103,15 +103,11 @@ def test_a_node_on_one_core_answers_many_callers_as_one_on_all_cores_does(client
     assert [(a.tier, a.label, a.confidence) for a in answers] == 4 * [(e.tier, e.label, e.confidence) for e in expected]
 
 
-def test_absolute_accuracy_is_kept_or_refused(client: Client) -> None:
+def test_absolute_accuracy_is_aimed_at_or_refused(client: Client) -> None:
     maximum = float(client.targets()["maximum_min_accuracy"])
-    near = client.classify(CAT, min_accuracy=maximum - 0.001).accuracy
-    assert near.status is AccuracyStatus.BEST_EFFORT, "the reference stage's own accuracy is not known that well"
-    assert near.max_drop is not None
-    assert near.max_drop <= 0.001
     listed = [entry["min_accuracy"] for entry in client.targets()["targets"]]
-    certain = min(accuracy for accuracy in listed if accuracy is not None)
-    assert client.classify(CAT, min_accuracy=certain).accuracy.status is AccuracyStatus.CERTIFIED
+    for accuracy in (maximum - 0.001, min(accuracy for accuracy in listed if accuracy is not None)):
+        assert client.classify(CAT, min_accuracy=accuracy).accuracy.status is AccuracyStatus.BEST_EFFORT
     with pytest.raises(TargetUnreachable) as caught:
         client.classify(CAT, min_accuracy=min(1.0, maximum + 0.001))
     assert caught.value.maximum == maximum

@@ -8,7 +8,6 @@ with the truth:
 
     drop          a certificate of a fixed ε whose threshold gives up ε or more; of all ε, the one that is wrong most
     fast          the bound on the drop of never escalating is below the true one
-    min_accuracy  a certified absolute accuracy is not reached; of several targets, the one that is wrong most often
     agreement     without labels: the mean disagreement is ε or more, or where that bounds the drop, the drop is
     interval      the reference stage's accuracy lies outside of its interval
     claim         what monitoring takes as the most disagreement of certified traffic is less than the true one
@@ -35,7 +34,6 @@ from numpy.typing import NDArray
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.certification.profiling import rounded_path
 from hawkvision.cascade.certification.threshold_order import Path
-from hawkvision.cascade.route import INTERVAL_DELTA
 from hawkvision.guarantee.bounds import PRECISION, deviations, log_wealth
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, Thresholds, sweep, threshold_grid, two_levels
 from hawkvision.tasks.class_scores import Floats
@@ -273,8 +271,6 @@ class _Study:
         low, high = self._interval(self.draws.reference_losses)
         outside = (self._best < low - ROUNDING) | (self._best > high + ROUNDING)
         yield self._worst("interval", DELTA, [(np.ones(len(low), bool), outside)])
-        targets = [self._absolute(self._best - share * self._gap, low) for share in (0.25, 0.5, 0.75, 1.5)]
-        yield self._worst("min_accuracy", DELTA + INTERVAL_DELTA, targets)
 
     def _of(self, steps: Counts, limit: float, column: int) -> tuple[Flags, Flags]:
         return steps > 0, (steps > 0) & (self._truth[steps, column] >= limit - ROUNDING)
@@ -292,17 +288,6 @@ class _Study:
     def _interval(self, losses: Floats) -> tuple[Floats, Floats]:
         """`bounds.mean_interval` of 1 − losses."""
         return 1.0 - upper(losses, DELTA / 2.0), upper(1.0 - losses, DELTA / 2.0)
-
-    def _absolute(self, target: float, low: Floats) -> tuple[Flags, Flags]:
-        """A `min_accuracy`, as `Policy` certifies it: by the largest drop that the interval's lower end leaves."""
-        steps = np.zeros(len(low), np.intp)
-        for drop, found in self.by_drop.items():
-            steps = np.where((drop <= low - target) & (found > 0), found, steps)
-        alone = target <= 1.0 - self.draws.edge_losses.mean(axis=1)
-        edge_low = self._interval(self.draws.edge_losses)[0]
-        made = np.where(alone, target <= edge_low, target <= low)
-        reached = np.where(alone, self._edge, self._best - self._truth[steps, 0])
-        return made, made & (reached < target - ROUNDING)
 
     def _worst(self, statement: str, stated: float, found: Sequence[tuple[Flags, Flags]]) -> Cell:
         made, wrong = max(found, key=lambda each: (int(each[1].sum()), int(each[0].sum())))

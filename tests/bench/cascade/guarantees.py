@@ -47,7 +47,6 @@ from hawkvision.core.types import (
     Answer,
     Basis,
     MaxAccuracyDrop,
-    MinAccuracy,
     Prediction,
     Quality,
     Target,
@@ -63,7 +62,6 @@ from tests.waiting import until
 
 TARGETS: Final[tuple[tuple[str, Target], ...]] = (
     ("fast", Quality.FAST), ("balanced", Quality.BALANCED), ("drop 0.3", MaxAccuracyDrop(0.3)),
-    ("accuracy 0.2", MinAccuracy(0.2)),
 )  # fmt: skip
 TIMES: Final = (2.0, 4.0, math.inf)
 """Disagreement as a multiple of what is claimed; infinite: with every answer."""
