@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         OnMiss,
         Quality,
         Reason,
+        StatusReason,
         Tier,
         Timing,
     )
@@ -91,6 +92,7 @@ _FROM: Final = {
         "LabelledClass",
         "Quality",
         "Reason",
+        "StatusReason",
         "Tier",
         "Timing",
     ),
@@ -127,6 +129,7 @@ __all__ = [
     "RequestError",
     "RequestTimeout",
     "ServiceError",
+    "StatusReason",
     "TargetUnreachable",
     "Tier",
     "Timing",

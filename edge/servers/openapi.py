@@ -254,8 +254,8 @@ def _infer() -> dict[str, Any]:
             f"One input `{INPUT}`, BYTES of [N] or [N,1] with N up to {MAX_IMAGES}: encoded images, in binary, or "
             "in base64 where the data are JSON. The fields of /v1/infer are request parameters. Outputs: the tensors "
             f"that /v2/models/{{task}} lists, and `{PREDICTION}`, the fields of /v1/infer as JSON. The response's "
-            "parameters say which stage and tier answered and what is guaranteed "
-            "(`max_drop`, `status`, `basis`, `delta`, `n`); `ignored_parameters` lists unknown request parameters."
+            "parameters say which stage and tier answered and what is guaranteed (`max_drop`, `status`, "
+            "`status_reason`, `basis`, `delta`, `n`); `ignored_parameters` lists unknown request parameters."
         ),
         requestBody={"required": True, "content": {_JSON: {"schema": _reference(InferHead.__name__)}, **binary}},
     )

@@ -13,7 +13,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Tier
+from hawkvision.core.types import AccuracyGuarantee, StatusReason, Tier
 from hawkvision.models.fingerprints import parts_of
 
 
@@ -108,29 +108,25 @@ class Guarantees:
         return self.served.references_certified(None if route.intermediate is None else route.intermediate.stage)
 
     def for_answer(
-        self, route: Route, tier: Tier, controllers: StreamControllers, *, degraded: bool = False, version: bool = True
+        self, route: Route, tier: Tier, streams: StreamControllers, reason: StatusReason | None = None
     ) -> AccuracyGuarantee:
         """The guarantee of an answer, given what computed it and the traffic of its stream.
-
-        An alarm suspends the guarantee. Uncertified versions, a missed target and too few audits end it. So does a
-        datacenter that has not said which models it runs, for its own answers.
 
         Args:
             route: of the target.
             tier: the tier that answered.
-            controllers: the request's streams.
-            degraded: whether the answer is below the target.
-            version: whether certified versions computed it (`as_certified`).
+            streams: of the request.
+            reason: why the answer itself cannot be certified; None if it can.
         """
         guarantee, target = route.guarantee, route.guarantee.target
-        if controllers.suspended:
-            return replace(without_guarantee(target), status=AccuracyStatus.SUSPENDED)
+        if streams.suspended:
+            return without_guarantee(target, StatusReason.ALARM)
+        if reason is None and tier is Tier.DATACENTER and not self.served.listed:
+            reason = StatusReason.UNCERTIFIED_VERSION
+        if reason is not None:
+            return without_guarantee(target, reason)
         if guarantee.max_drop is None and guarantee.max_disagreement is None:  # nothing certified is claimed
-            return without_guarantee(target) if degraded else guarantee
-        if not version:
-            return without_guarantee(target, Basis.UNCERTIFIED_VERSION)
-        if degraded or (tier is Tier.DATACENTER and not self.served.listed):
-            return without_guarantee(target)
-        if route.controls is not None and (not self.served.listed or not controllers.monitored):
-            return without_guarantee(target, Basis.UNMONITORED)
+            return guarantee
+        if route.controls is not None and (not self.served.listed or not streams.monitored):
+            return without_guarantee(target, StatusReason.UNMONITORED)
         return guarantee

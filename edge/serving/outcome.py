@@ -15,7 +15,7 @@ from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.trace_context import random_hex
-from hawkvision.core.types import Answer, DegradedReason, Prediction, Reason, Received, Tier, Timing
+from hawkvision.core.types import Answer, DegradedReason, Prediction, Reason, Received, StatusReason, Tier, Timing
 
 
 def score_of(image: RoutedImage, edge: EdgePrediction) -> float:
@@ -70,9 +70,12 @@ def edge_answer(
             route,
             Tier.EDGE,
             image.controllers,
-            # A certificate is about one look at an image. After another one an acceptance adds to what it gives up.
-            degraded=degraded or image.declined_before,
-            version=image.versions is context.served.versions and guarantees.as_certified(route),
+            _not_certified(
+                degraded=degraded,
+                # A certificate is about one look at an image. After another one an acceptance adds to what is given up.
+                partial=image.declined_before,
+                version=image.versions is context.served.versions and guarantees.as_certified(route),
+            ),
         ),
         # True also for a datacenter that was asked and answered too late.
         escalated=reason is not None,
@@ -108,8 +111,6 @@ def datacenter_answer(
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.request.started) * 1e3
     certified = image.versions is context.served.versions and guarantees.as_certified(route, reply)
-    # Certificates of received images are about edge and reference stage on the same one. Here the edge saw more of it.
-    uncovered = degraded or received != at_edge
     dc_ms = escalated.datacenter_ms
     return Answer(
         id=random_hex(32),
@@ -118,7 +119,10 @@ def datacenter_answer(
         model=reply.model,
         tier=Tier.DATACENTER,
         accuracy=guarantees.for_answer(
-            route, Tier.DATACENTER, image.controllers, degraded=uncovered, version=certified
+            route,
+            Tier.DATACENTER,
+            image.controllers,
+            _not_certified(degraded=degraded, partial=received != at_edge, version=certified),
         ),
         escalated=True,
         reason=reason,
@@ -135,6 +139,21 @@ def datacenter_answer(
             total=total_ms,
         ),
     )
+
+
+def _not_certified(*, degraded: bool, partial: bool, version: bool) -> StatusReason | None:
+    """Why an answer cannot be certified; None if it can.
+
+    Args:
+        degraded: whether it is below the target.
+        partial: whether stages saw different parts of the image.
+        version: whether certified versions computed it.
+    """
+    if degraded:
+        return StatusReason.DEGRADED
+    if partial:
+        return StatusReason.PARTIAL_IMAGE
+    return None if version else StatusReason.UNCERTIFIED_VERSION
 
 
 def _why_degraded(context: ServingContext, image: RoutedImage, reason: Reason | None) -> DegradedReason:

@@ -11,7 +11,7 @@ from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.route import Route
 from hawkvision.core.answer_json import Fraction
 from hawkvision.core.settings.package_settings import HAWKVISION
-from hawkvision.core.types import AccuracyStatus, Basis, Target, Tier, target_fields
+from hawkvision.core.types import AccuracyStatus, Basis, StatusReason, Target, Tier, target_fields
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.network.transport_choice import Transport
 
@@ -72,7 +72,7 @@ class ListedTarget(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     status: Annotated[AccuracyStatus, Meta(description="In this caller's own stream; named streams have their own.")]
-    suspended: Annotated[bool, Meta(description="Whether the status is `suspended`.")]
+    status_reason: Annotated[StatusReason | None, Meta(description="Why it is not `certified`; null if it is.")]
     basis: Annotated[Basis, Meta(description="What the status rests on.")]
     delta: Annotated[Fraction | None, Meta(description="Probability that the certificate is wrong, at most.")]
     n: Annotated[int | None, Meta(description="Images that the certificate was tested on.")]
@@ -138,21 +138,18 @@ def _certificates(node: EdgeNode) -> ListedCertificates:
 def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     route = node.policy.route(target)
     controllers = node.guarantees.controllers(route, None, caller)
-    reachable = node.datacenter is not None or route.escalation == 0.0
-    guarantee = node.guarantees.for_answer(
-        route,
-        Tier.DATACENTER if route.direct else Tier.EDGE,
-        controllers,
-        degraded=not reachable,
-        version=node.guarantees.as_certified(route),
-    )
+    reason = None if node.guarantees.as_certified(route) else StatusReason.UNCERTIFIED_VERSION
+    if node.datacenter is None and route.escalation > 0.0:
+        reason = StatusReason.DEGRADED
+    tier = Tier.DATACENTER if route.direct else Tier.EDGE
+    guarantee = node.guarantees.for_answer(route, tier, controllers, reason)
     return ListedTarget(
         target=target_fields(target),
         max_drop=guarantee.max_drop,
         max_disagreement=UNSET if guarantee.max_disagreement is None else guarantee.max_disagreement,
         min_accuracy=_min_accuracy(node, guarantee.max_drop),
         status=guarantee.status,
-        suspended=guarantee.status is AccuracyStatus.SUSPENDED,
+        status_reason=guarantee.status_reason,
         basis=guarantee.basis,
         delta=guarantee.delta,
         n=guarantee.n,

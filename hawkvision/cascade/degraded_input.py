@@ -30,12 +30,12 @@ from hawkvision.cascade.route import (
 from hawkvision.core.types import (
     AccuracyGuarantee,
     AccuracyStatus,
-    Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     Quality,
     Received,
+    StatusReason,
     Target,
 )
 from hawkvision.models.manifest import MeasuredAccuracy
@@ -76,7 +76,7 @@ class ReceivedRoutes:
         condition = self._conditions[quality, fraction]
         route = self._in(condition, target)
         if self._elsewhere:
-            route = replace(route, guarantee=without_guarantee(target), controls=None)
+            route = replace(route, guarantee=without_guarantee(target, StatusReason.PARTIAL_IMAGE), controls=None)
         return replace(route, temperature=condition.edge_temperature)
 
     def _in(self, condition: ReceivedCondition, target: Target) -> Route:
@@ -96,8 +96,7 @@ class ReceivedRoutes:
                 return self._drop(condition, target, balanced) or self._below_target(condition, target, balanced)
             case Quality.BEST:
                 # No stage does better, but the reference stage itself does worse than on the original.
-                guarantee = replace(guaranteed(target, condition.best), status=AccuracyStatus.BEST_EFFORT)
-                return Route(math.inf, guarantee, 1.0, below_target=True)
+                return _nothing_accepted(target)
 
     def _drop(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route | None:
         """By the certificate with the largest ε that does not exceed the target's; None if there is none."""
@@ -108,7 +107,7 @@ class ReceivedRoutes:
         guarantee = guaranteed(target, kept)
         if threshold_value(kept.threshold) == math.inf:
             # Audits cannot measure what the link lost: the original is not here.
-            return _by(kept, without_guarantee(target, Basis.UNMONITORED))
+            return _by(kept, without_guarantee(target, StatusReason.UNMONITORED))
         return replace(_by(kept, guarantee), controls=Controls(self._claims[_place(condition)]))
 
     def _below_target(self, condition: ReceivedCondition, target: Target, max_drop: float) -> Route:
@@ -120,20 +119,20 @@ class ReceivedRoutes:
 
     def _accuracy(self, condition: ReceivedCondition, target: Target, accuracy: float) -> Route:
         """As for whole images: by the drop that this accuracy allows, best effort."""
-        best = self._best_accuracy
+        best, guarantee = self._best_accuracy, without_guarantee(target, StatusReason.MIN_ACCURACY)
         if condition.fast is not None and accuracy <= condition.edge_accuracy.value:
-            return self._edge_alone(condition, without_guarantee(target))
+            return self._edge_alone(condition, guarantee)
         certain, estimated = (round(a - accuracy, 9) for a in (best.low, best.value))
         route = self._drop(condition, target, certain) or self._drop(condition, target, estimated)
         if route is None:
             return self._below_target(condition, target, estimated)
-        return replace(route, guarantee=without_guarantee(target))
+        return replace(route, guarantee=guarantee)
 
     def _confidence(self, condition: ReceivedCondition, target: Target, confidence: float) -> Route:
         """Per answer: calibrated in this condition but not certified."""
         if condition.fast is None:
             return _nothing_accepted(target)
-        guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=condition.edge_accuracy.n)
+        guarantee = without_guarantee(target, StatusReason.NO_CERTIFICATE)
         scores = condition.curve.scores  # margins, if the pair compares those, never exceed confidences
         escalation = bisect.bisect_left(scores, confidence) / len(scores)
         return Route(confidence, guarantee, escalation, by_confidence=True, to_best=escalation)
@@ -171,4 +170,4 @@ def _by(certificate: Certificate, guarantee: AccuracyGuarantee) -> Route:
 
 
 def _nothing_accepted(target: Target) -> Route:
-    return Route(math.inf, without_guarantee(target), 1.0, below_target=True)
+    return Route(math.inf, without_guarantee(target, StatusReason.PARTIAL_IMAGE), 1.0, below_target=True)

@@ -34,6 +34,7 @@ from hawkvision.core.types import (
     MinConfidence,
     Quality,
     Received,
+    StatusReason,
     Target,
 )
 
@@ -211,22 +212,23 @@ class Policy:
         Audits compare both stages and see no labels. If the traffic becomes harder for both, nobody notices.
         """
         self._check_reachable(accuracy)
+        guarantee = without_guarantee(target, StatusReason.MIN_ACCURACY)
         if accuracy <= self.edge_accuracy.value:
-            return self._edge_alone(without_guarantee(target), self._edge_claims)
+            return self._edge_alone(guarantee, self._edge_claims)
         # Rounded, so that an accuracy from the list of targets maps back to the drop that it was computed from.
         certain, estimated = (round(a - accuracy, 9) for a in (self.best_accuracy.low, self.best_accuracy.value))
         route = self._drop(target, certain)
         if route.controls is None or not self.accuracy_known:
             # Nothing is left to give up below the lower end of the interval. Aim for the measured accuracy.
             route = self._drop(target, estimated)
-        return replace(route, guarantee=without_guarantee(target))
+        return replace(route, guarantee=guarantee)
 
     def _confidence(self, target: Target, confidence: float) -> Route:
         """Per answer: calibrated but not certified, because probabilities are right on average only.
 
         Where the pair compares margins, which never exceed confidences, the escalation is an upper estimate.
         """
-        guarantee = AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=self.best_accuracy.n)
+        guarantee = without_guarantee(target, StatusReason.NO_CERTIFICATE)
         escalation = next(
             (p.escalation for p in reversed(self.pair.path) if threshold_value(p.threshold) >= confidence), 1.0
         )

@@ -12,7 +12,7 @@ import msgspec
 from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate
 from hawkvision.cascade.drift.monitor import Claims
-from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, Target
+from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,10 @@ class Route:
         return self.threshold == math.inf
 
 
-def without_guarantee(target: Target, basis: Basis = Basis.PROFILE) -> AccuracyGuarantee:
-    """Best effort, without a certificate."""
-    return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, basis)
+def without_guarantee(target: Target, reason: StatusReason) -> AccuracyGuarantee:
+    """Nothing is certified, for this reason."""
+    status = AccuracyStatus.SUSPENDED if reason is StatusReason.ALARM else AccuracyStatus.BEST_EFFORT
+    return AccuracyGuarantee(target, status, Basis.PROFILE, status_reason=reason)
 
 
 def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
@@ -79,12 +80,14 @@ def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
     A certificate of disagreement says nothing about accuracies, and certifies no target that names one.
     """
     if certificate.basis == "profile":
-        return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE, n=certificate.n)
+        return without_guarantee(target, StatusReason.NO_CERTIFICATE)
     if certificate.basis == "disagreement":
+        reason = None if isinstance(target, Quality) else StatusReason.AGREEMENT_ONLY
         return AccuracyGuarantee(
             target,
-            AccuracyStatus.CERTIFIED if isinstance(target, Quality) else AccuracyStatus.BEST_EFFORT,
+            AccuracyStatus.CERTIFIED if reason is None else AccuracyStatus.BEST_EFFORT,
             Basis.AGREEMENT,
+            status_reason=reason,
             delta=certificate.delta,
             n=certificate.n,
             max_disagreement=certificate.max_drop,

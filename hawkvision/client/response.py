@@ -109,6 +109,7 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
             delta=guarantee.delta,
             n=guarantee.n,
             max_disagreement=None if guarantee.max_disagreement is UNSET else guarantee.max_disagreement,
+            status_reason=guarantee.status_reason,
         ),
         escalated=reply.escalated,
         reason=reply.reason,

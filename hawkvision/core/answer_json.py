@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from hawkvision.core.types import AccuracyStatus, Basis, DegradedReason, Quality, Reason, Tier, Timing
+from hawkvision.core.types import AccuracyStatus, Basis, DegradedReason, Quality, Reason, StatusReason, Tier, Timing
 
 Fraction: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -49,6 +49,9 @@ class AccuracyFields(msgspec.Struct, frozen=True, kw_only=True):
     basis: Annotated[Basis, Meta(description="What the status rests on.")]
     delta: Annotated[Fraction | None, Meta(description="Probability that the certificate is wrong, at most.")]
     n: Annotated[int | None, Meta(description="Images that the certificate was tested on.")]
+    status_reason: Annotated[
+        StatusReason | None, Meta(description="Why the status is not `certified`; null if it is.")
+    ] = None
 
 
 class AnswerFields(msgspec.Struct, frozen=True):

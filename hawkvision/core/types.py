@@ -97,18 +97,32 @@ class AccuracyStatus(StrEnum):
 
 
 class Basis(StrEnum):
-    """What a guarantee rests on: labelled images, agreement between tiers, or only measured averages.
-
-    `unmonitored`: there is a certificate, but too few audits to tell whether it still holds for the traffic.
-    `uncertified_version`: the certificate covers other models or executions than those that computed the answer or run
-    as the reference, or it was replaced while the answer was computed.
-    """
+    """What a guarantee rests on: labelled images, agreement between tiers, or only measured averages."""
 
     LABELLED = "labelled"
     AGREEMENT = "agreement"
     PROFILE = "profile"
-    UNMONITORED = "unmonitored"
+
+
+class StatusReason(StrEnum):
+    """Why a status is not `certified`; if several apply, the first of them."""
+
+    ALARM = "alarm"
+    """Audits show that the traffic is not as certified; the status is `suspended`."""
+    DEGRADED = "degraded"
+    """The answer is below its target; `degraded_reason` says why."""
+    PARTIAL_IMAGE = "partial_image"
+    """A stage saw less of the image than the caller has sent, or than the stage that it is compared with."""
     UNCERTIFIED_VERSION = "uncertified_version"
+    """What computed the answer, or runs as the reference, is not known to be what was certified."""
+    NO_CERTIFICATE = "no_certificate"
+    """No certificate covers the target."""
+    MIN_ACCURACY = "min_accuracy"
+    """An accuracy was asked for, which nobody can watch without labels."""
+    AGREEMENT_ONLY = "agreement_only"
+    """Only `max_disagreement` is certified, and a drop or an accuracy was asked for."""
+    UNMONITORED = "unmonitored"
+    """Too few audits take place to tell whether the certificate holds for the traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +250,21 @@ class AccuracyGuarantee:
     n: int | None = None
     max_disagreement: float | None = None
     """The certified bound on the mean disagreement with the reference stage, 0..1."""
+    status_reason: StatusReason | None = None
+    """Why it is not certified; None if it is."""
 
     def to_json(self) -> dict[str, Any]:
         """The `accuracy` block of an answer; `max_disagreement` is left out where there is none."""
         fields: dict[str, Any] = {"target": target_fields(self.target), "max_drop": self.max_drop}
         if self.max_disagreement is not None:
             fields["max_disagreement"] = self.max_disagreement
-        return fields | {"status": self.status.value, "basis": self.basis.value, "delta": self.delta, "n": self.n}
+        return fields | {
+            "status": self.status.value,
+            "status_reason": None if self.status_reason is None else self.status_reason.value,
+            "basis": self.basis.value,
+            "delta": self.delta,
+            "n": self.n,
+        }
 
 
 @dataclass(frozen=True, slots=True)

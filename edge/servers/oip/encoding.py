@@ -96,6 +96,8 @@ def describe(answers: Sequence[Answer]) -> dict[str, Value]:
         "basis": weakest.basis.value,
         "total_ms": round(max(answer.timing_ms.total for answer in answers), 3),
     }
+    if weakest.status_reason is not None:
+        described["status_reason"] = weakest.status_reason.value
     reasons = ["" if answer.reason is None else answer.reason.value for answer in answers]
     if any(reasons):
         described["reason"] = _each(reasons)

@@ -45,7 +45,6 @@ from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
-    Basis,
     MaxAccuracyDrop,
     Prediction,
     Quality,
@@ -75,7 +74,6 @@ CALLER: Final = "127.0.0.1"
 EDGE_CLASS: Final = 3
 OTHER_VERSION: Final = f"{'b' * 64}/int8"
 OTHER_PROVIDER: Final = f"{SHA}/onnxruntime:CUDAExecutionProvider,CPUExecutionProvider:tf32"
-UNMONITORED: Final = (AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
 
 
 def _said(times: float) -> str:

@@ -21,6 +21,7 @@ from hawkvision.core.types import (
     OnMiss,
     Quality,
     Reason,
+    StatusReason,
     Target,
     Tier,
 )
@@ -78,7 +79,7 @@ def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_an
     assert (after.tier, after.reason, after.index) == (Tier.DATACENTER, Reason.SUSPENDED, ANSWER_CLASS)
     assert (after.degraded, after.accuracy.status) == (False, AccuracyStatus.SUSPENDED)
     assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
-    assert (listed.status, listed.suspended, listed.max_drop) == ("suspended", True, None)
+    assert (listed.status, listed.status_reason, listed.max_drop) == ("suspended", StatusReason.ALARM, None)
     assert counted == [1.0, 1.0]
 
 
@@ -176,15 +177,15 @@ def test_grey_thumbnails_that_are_only_difficult_suspend_nobody(large: Peer) -> 
 
 # ------------------------------------------------------------------------------------------------- unmonitored
 
-UNMONITORED = (AccuracyStatus.BEST_EFFORT, Basis.UNMONITORED)
+UNMONITORED = (AccuracyStatus.BEST_EFFORT, StatusReason.UNMONITORED)
 
 
-def said(answer: Answer) -> tuple[AccuracyStatus, Basis]:
-    return answer.accuracy.status, answer.accuracy.basis
+def said(answer: Answer) -> tuple[AccuracyStatus, StatusReason | None]:
+    return answer.accuracy.status, answer.accuracy.status_reason
 
 
 def test_without_audits_nothing_is_claimed_of_edge_answers(large: Peer) -> None:
-    async def scenario() -> set[tuple[AccuracyStatus, Basis]]:
+    async def scenario() -> set[tuple[AccuracyStatus, StatusReason | None]]:
         async with bench(large, SURE, audit_share=0.0) as it:
             await known(it.node)
             return set(map(said, await many(it, 32)))
@@ -206,7 +207,7 @@ def test_a_node_without_a_datacenter_claims_nothing_of_edge_answers(target: Targ
 def test_while_audits_are_impossible_nothing_is_claimed_and_then_it_is_again(large: Peer, target: Target) -> None:
     large.top_k = AGREES
 
-    async def scenario() -> list[tuple[AccuracyStatus, Basis]]:
+    async def scenario() -> list[tuple[AccuracyStatus, StatusReason | None]]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
             found = [said(await it.ask(target=target))]
@@ -326,5 +327,6 @@ def test_whatever_falls_short_claims_nothing(target: object) -> None:
 
     answer = run(scenario)
     guarantee = answer.accuracy
-    assert (answer.degraded, guarantee.status, guarantee.basis) == (True, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
+    assert (answer.degraded, guarantee.status) == (True, AccuracyStatus.BEST_EFFORT)
+    assert (guarantee.basis, guarantee.status_reason) == (Basis.PROFILE, StatusReason.DEGRADED)
     assert (guarantee.max_drop, guarantee.delta, guarantee.n) == (None, None, None)

@@ -11,7 +11,16 @@ import pytest
 from edge.serving.targets_listing import ListedTarget, describe_targets
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.types import AccuracyStatus, Answer, Basis, MaxAccuracyDrop, Quality, Reason, Tier, target_fields
+from hawkvision.core.types import (
+    AccuracyStatus,
+    Answer,
+    MaxAccuracyDrop,
+    Quality,
+    Reason,
+    StatusReason,
+    Tier,
+    target_fields,
+)
 from tests.edge.bench import SURE, UNSURE, audits, bench, known, many, outcomes, run
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
@@ -96,7 +105,7 @@ def test_another_intermediate_stage_than_the_certified_one_is_not_asked_and_void
 
     resting, best = run(scenario)
     assert (resting.model, resting.accuracy.status) == ("large", AccuracyStatus.BEST_EFFORT)
-    assert resting.accuracy.basis is Basis.UNCERTIFIED_VERSION
+    assert resting.accuracy.status_reason is StatusReason.UNCERTIFIED_VERSION
     assert (best.model, best.accuracy.status) == ("large", AccuracyStatus.CERTIFIED)
 
 

@@ -12,12 +12,12 @@ from hawkvision.core.errors import DeadlineMissed, Overloaded
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
-    Basis,
     DegradedReason,
     MaxAccuracyDrop,
     OnMiss,
     Quality,
     Reason,
+    StatusReason,
     Tier,
 )
 from hawkvision.servers.bodies import CallerGone
@@ -151,8 +151,8 @@ def test_answers_of_a_datacenter_that_runs_other_models_are_not_certified(large:
             await known(it.node)
             return await it.ask(), await it.ask(target=Quality.BEST)
 
-    statuses = {(answer.accuracy.status, answer.accuracy.basis) for answer in run(scenario)}
-    assert statuses == {(AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)}
+    statuses = {(answer.accuracy.status, answer.accuracy.status_reason) for answer in run(scenario)}
+    assert statuses == {(AccuracyStatus.BEST_EFFORT, StatusReason.UNCERTIFIED_VERSION)}
 
 
 def test_answers_of_the_certified_datacenter_are_held_once_it_has_said_so(large: Peer) -> None:

@@ -19,9 +19,9 @@ from hawkvision.core.types import (
     AccuracyGuarantee,
     AccuracyStatus,
     Answer,
-    Basis,
     MaxAccuracyDrop,
     Quality,
+    StatusReason,
     Tier,
 )
 from hawkvision.models.fingerprints import CertifiedVersions
@@ -35,14 +35,14 @@ from tests.waiting import until
 CERTIFIED, OTHER = f"{SHA}/int8", f"{'b' * 64}/int8"
 ON_CUDA = f"{SHA}/onnxruntime:CUDAExecutionProvider,CPUExecutionProvider:tf32:1.23.0:NVIDIA H100"
 DROP = MaxAccuracyDrop(0.3)
-UNCERTIFIED = (AccuracyStatus.BEST_EFFORT, Basis.UNCERTIFIED_VERSION)
+UNCERTIFIED = (AccuracyStatus.BEST_EFFORT, StatusReason.UNCERTIFIED_VERSION)
 
 
-def claim(guarantee: AccuracyGuarantee) -> tuple[AccuracyStatus, Basis]:
-    return guarantee.status, guarantee.basis
+def claim(guarantee: AccuracyGuarantee) -> tuple[AccuracyStatus, StatusReason | None]:
+    return guarantee.status, guarantee.status_reason
 
 
-def of_answer(answer: Answer) -> tuple[AccuracyStatus, Basis]:
+def of_answer(answer: Answer) -> tuple[AccuracyStatus, StatusReason | None]:
     return claim(answer.accuracy)
 
 

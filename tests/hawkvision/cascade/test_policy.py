@@ -26,6 +26,7 @@ from hawkvision.core.types import (
     OnMiss,
     Quality,
     Reason,
+    StatusReason,
 )
 from tests.hawkvision.cascade.synthetic import make_profile
 
@@ -72,7 +73,7 @@ def test_a_looser_target_never_escalates_more(first: float, second: float) -> No
 @given(st.floats(0.0, A_BEST))
 def test_an_accuracy_is_routed_by_the_drop_that_it_allows_and_never_certified(accuracy: float) -> None:
     route = POLICY.route(MinAccuracy(accuracy))
-    assert route.guarantee == without_guarantee(MinAccuracy(accuracy)), "without labels nobody sees accuracies"
+    assert route.guarantee == without_guarantee(MinAccuracy(accuracy), StatusReason.MIN_ACCURACY)
     if accuracy <= A_EDGE:
         assert (route.threshold, route.controls) == (-math.inf, POLICY.route(Quality.FAST).controls)
     else:
@@ -226,6 +227,7 @@ def test_every_guarantee_of_every_target_is_whole(quality: Quality, value: float
         route = POLICY.route(target)
         guarantee = route.guarantee
         assert guarantee.target == target
+        assert (guarantee.status is AccuracyStatus.CERTIFIED) == (guarantee.status_reason is None)
         if guarantee.status is AccuracyStatus.CERTIFIED and not (route.direct and guarantee.max_drop == 0.0):
             assert guarantee.max_drop is not None
             assert guarantee.delta is not None

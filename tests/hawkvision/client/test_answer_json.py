@@ -20,6 +20,7 @@ from hawkvision.core.types import (
     MinConfidence,
     Quality,
     Reason,
+    StatusReason,
     Tier,
     Timing,
 )
@@ -43,6 +44,7 @@ guarantees = st.builds(
     st.none() | fractions,
     st.none() | fractions,
     st.none() | st.integers(1, 10**9),
+    status_reason=st.none() | st.sampled_from(StatusReason),
 )
 answers = st.builds(
     Answer,

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from hawkvision.cascade.certification.profile import Pair, Profile, threshold_value
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.route import Route
+from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.types import (
     WHOLE,
     AccuracyGuarantee,
-    AccuracyStatus,
-    Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
     Quality,
     Received,
+    StatusReason,
     Target,
 )
 
@@ -141,4 +140,4 @@ def to_edge(target: Target, *, below_target: bool = False) -> Route:
 
 def unguaranteed(target: Target) -> AccuracyGuarantee:
     """The guarantee without a certificate."""
-    return AccuracyGuarantee(target, AccuracyStatus.BEST_EFFORT, Basis.PROFILE)
+    return without_guarantee(target, StatusReason.NO_CERTIFICATE)
