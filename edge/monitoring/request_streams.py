@@ -25,6 +25,14 @@ class StreamRegistry(Protocol):
         """Whether these are claims of the certificates in force."""
         ...
 
+    def late(self, caller: str, target: str) -> bool:
+        """Whether too few requests of a caller for a target were answered as routed."""
+        ...
+
+    def answered(self, caller: str, target: str, *, as_routed: bool) -> None:
+        """Count a request of a caller for a target."""
+        ...
+
     def live(self, stream: Stream) -> Stream:
         """The stream as it is now: it may have been evicted, and opened again, while an audit was under way."""
         ...
@@ -37,14 +45,21 @@ class StreamRegistry(Protocol):
 class StreamControllers:
     """The streams of one request; `UNMONITORED` if no certificate stands behind its target."""
 
-    __slots__ = ("_own", "_pool", "_streams", "edge_claims", "intermediate_claims")
+    __slots__ = ("_own", "_pool", "_streams", "_window", "edge_claims", "intermediate_claims")
 
     def __init__(
-        self, streams: StreamRegistry | None, own: Stream | None, pool: Stream | None, controls: Controls | None
+        self,
+        streams: StreamRegistry | None,
+        own: Stream | None,
+        pool: Stream | None,
+        controls: Controls | None,
+        window: tuple[str, str] | None = None,
     ) -> None:
         self._streams = streams
         self._own = own
         self._pool = pool
+        self._window = window
+        """Caller and target by which the request is counted; None if nothing certified is given up."""
         self.edge_claims = None if controls is None else controls.edge_claims
         self.intermediate_claims = None if controls is None else controls.intermediate_claims
 
@@ -60,6 +75,16 @@ class StreamControllers:
         if streams is None or self._own is None:
             return True
         return streams.audit_share > 0.0 and streams.coverage.enough and self._own.coverage.enough
+
+    @property
+    def late(self) -> bool:
+        """Whether too few requests of this caller and target were answered as routed."""
+        return self._streams is not None and self._window is not None and self._streams.late(*self._window)
+
+    def answered(self, *, as_routed: bool) -> None:
+        """Count the request, once it is known how it was answered, or that it was not."""
+        if self._streams is not None and self._window is not None:
+            self._streams.answered(*self._window, as_routed=as_routed)
 
     @property
     def _caller(self) -> str:

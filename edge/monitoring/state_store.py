@@ -23,6 +23,7 @@ import msgspec
 
 from hawkvision.cascade.drift.monitor import MonitorState
 from hawkvision.core.errors import MALFORMED, ConfigError
+from hawkvision.guarantee.answered import AnsweredRequests, WindowState
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -52,6 +53,8 @@ class StreamState(msgspec.Struct):
     monitors: dict[str, MonitorState] = msgspec.field(default_factory=dict)
     suspended_before: bool = False
     """Whether there was an alarm without a log: an older version wrote it, or its row cannot be read."""
+    answered: dict[str, WindowState] = msgspec.field(default_factory=dict)
+    """Of the node's own stream: how the requests of all callers were answered."""
 
     @property
     def suspended(self) -> bool:
@@ -198,11 +201,12 @@ def decode_state(data: bytes) -> StreamState:
 
     Raises:
         msgspec.DecodeError: if it is not a state.
-        ValueError: if no monitor can have it.
+        ValueError: if no monitor, or no window of requests, can have it.
     """
     state = _decoder.decode(data)
     if not all(map(_sound, state.monitors.values())):
         raise ValueError("no monitor can have this state")
+    AnsweredRequests(state.answered)
     return state
 
 

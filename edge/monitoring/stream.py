@@ -9,6 +9,7 @@ from edge.monitoring.state_store import StreamState
 from edge.monitoring.stream_keys import DEFAULT_STREAM
 from hawkvision.cascade.drift.monitor import Claims, Coverage, Monitor
 from hawkvision.core.types import Prediction
+from hawkvision.guarantee.answered import AnsweredRequests
 
 
 class StageScore(NamedTuple):
@@ -33,6 +34,7 @@ class Stream:
         self.monitors: dict[str, Monitor] = {}
         self.suspended = state.suspended
         """Whether an alarm stands in any of its logs."""
+        self.answered = AnsweredRequests(state.answered)
         self._restorable = state
         """Logs that no request has used since they were read."""
 
@@ -72,7 +74,7 @@ class Stream:
     def state(self) -> StreamState:
         """The state that a file keeps."""
         monitors = self._restorable.monitors | {key: monitor.state for key, monitor in self.monitors.items()}
-        return StreamState(monitors, self._restorable.suspended_before)
+        return StreamState(monitors, self._restorable.suspended_before, self.answered.state)
 
 
 def _forget(logs: dict[str, Any], profiles: Collection[str]) -> None:

@@ -81,13 +81,16 @@ class Streams:
         """The node's own stream, and the others in memory."""
         return chain((self._shared,), self._streams.values())
 
-    def controllers(self, stream: str | None, controls: Controls | None, caller: str = "") -> StreamControllers:
+    def controllers(
+        self, stream: str | None, controls: Controls | None, caller: str = "", counted_as: str | None = None
+    ) -> StreamControllers:
         """The controllers of a request.
 
         Args:
             stream: that the request names.
             controls: of its certificate; None without one.
             caller: who sent it.
+            counted_as: see `Route.counted_as`.
         """
         if controls is None:
             return UNMONITORED
@@ -97,7 +100,17 @@ class Streams:
             own = self._open(key, named=stream is not None)
         else:
             self._streams.move_to_end(key)
-        return StreamControllers(self, own, self._shared if stream is None else None, controls)
+        window = None if counted_as is None else (stream_key(None, caller).hex()[:16], counted_as)
+        return StreamControllers(self, own, self._shared if stream is None else None, controls, window)
+
+    def late(self, caller: str, target: str) -> bool:
+        """Whether too few requests of a caller for a target were answered as routed."""
+        return not self._shared.answered.enough(caller, target)
+
+    def answered(self, caller: str, target: str, *, as_routed: bool) -> None:
+        """Count a request of a caller for a target."""
+        self._shared.answered.add(caller, target, as_routed=as_routed)
+        self._keeper.changed(self._shared)
 
     def takes(self, claims: Claims) -> bool:
         """Whether these are claims of the certificates in force."""

@@ -81,7 +81,7 @@ class Guarantees:
     def controllers(self, route: Route, stream: str | None, caller: str = "") -> StreamControllers:
         """A request's streams; none where no certificate stands behind it, or one for other versions."""
         controls = route.controls if self.edge_certified(route) else None
-        return self._streams.controllers(stream, controls, caller)
+        return self._streams.controllers(stream, controls, caller, route.counted_as)
 
     def edge_certified(self, route: Route) -> bool:
         """Whether the edge stage runs as certified; true for a route that does not ask it."""
@@ -129,4 +129,4 @@ class Guarantees:
             return guarantee
         if route.controls is not None and (not self.served.listed or not streams.monitored):
             return without_guarantee(target, StatusReason.UNMONITORED)
-        return guarantee
+        return without_guarantee(target, StatusReason.LATE) if streams.late else guarantee

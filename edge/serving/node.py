@@ -24,7 +24,7 @@ from edge.serving.request import ImageRequest, RoutedImage
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.errors import BadField, DeadlineMissed, NotFound
+from hawkvision.core.errors import BadField, DeadlineMissed, HawkVisionError, NotFound
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
@@ -111,13 +111,17 @@ class EdgeNode:
             if handler.cannot_meet_target:
                 raise handler.missed()
             answer = await handler.answer()
-        except DeadlineMissed:
-            self._count_miss()
+            if answer.deadline_met is False and request.asked.on_miss is OnMiss.FAIL:
+                raise handler.missed()
+        except BaseException as error:
+            if isinstance(error, DeadlineMissed):
+                self._count_miss()
+            refused = isinstance(error, HawkVisionError) and not isinstance(error, DeadlineMissed)
+            if handler.begun or not refused:  # what is refused unseen does not depend on the image
+                image.controllers.answered(as_routed=False)
             raise
         if answer.deadline_met is False:
             self._count_miss()
-            if request.asked.on_miss is OnMiss.FAIL:
-                raise handler.missed()
         self._count[answer.accuracy.status]()
         return answer
 

@@ -60,23 +60,21 @@ def edge_answer(
     if degraded:
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.request.started) * 1e3
+    lacking = _not_certified(
+        degraded=degraded,
+        # A certificate is about one look at an image. After another one an acceptance adds to what it gives up.
+        partial=image.declined_before,
+        version=image.versions is context.served.versions and guarantees.as_certified(route),
+    )
+    if lacking in (None, StatusReason.DEGRADED):
+        image.controllers.answered(as_routed=lacking is None)
     return Answer(
         id=random_hex(32),
         task=context.task,
         prediction=result.prediction,
         model=edge.model,
         tier=Tier.EDGE,
-        accuracy=guarantees.for_answer(
-            route,
-            Tier.EDGE,
-            image.controllers,
-            _not_certified(
-                degraded=degraded,
-                # A certificate is about one look at an image. After another one an acceptance adds to what is given up.
-                partial=image.declined_before,
-                version=image.versions is context.served.versions and guarantees.as_certified(route),
-            ),
-        ),
+        accuracy=guarantees.for_answer(route, Tier.EDGE, image.controllers, lacking),
         # True also for a datacenter that was asked and answered too late.
         escalated=reason is not None,
         reason=reason,
@@ -110,7 +108,14 @@ def datacenter_answer(
     if degraded:
         context.metrics.degraded.labels(context.task).inc()
     total_ms = (context.clock.now() - image.request.started) * 1e3
-    certified = image.versions is context.served.versions and guarantees.as_certified(route, reply)
+    lacking = _not_certified(
+        degraded=degraded,
+        # Certificates of received images are about both stages on the same one. Here the edge saw more of it.
+        partial=received != at_edge,
+        version=image.versions is context.served.versions and guarantees.as_certified(route, reply),
+    )
+    if guarantees.as_certified(image.route):  # then the edge's answers are certified
+        image.controllers.answered(as_routed=lacking is None)
     dc_ms = escalated.datacenter_ms
     return Answer(
         id=random_hex(32),
@@ -118,12 +123,7 @@ def datacenter_answer(
         prediction=reply.prediction,
         model=reply.model,
         tier=Tier.DATACENTER,
-        accuracy=guarantees.for_answer(
-            route,
-            Tier.DATACENTER,
-            image.controllers,
-            _not_certified(degraded=degraded, partial=received != at_edge, version=certified),
-        ),
+        accuracy=guarantees.for_answer(route, Tier.DATACENTER, image.controllers, lacking),
         escalated=True,
         reason=reason,
         degraded=degraded,

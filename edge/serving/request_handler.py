@@ -38,6 +38,8 @@ class RequestHandler:
         self.image = image
         self.reference = context.best
         """The datacenter stage that is asked, unless an intermediate stage answers."""
+        self.begun = False
+        """Whether a stage has seen the image, or was asked to."""
 
     def answer(self) -> Coroutine[Any, Any, Answer]:
         """The answer of the tier that the target's route names.
@@ -107,20 +109,22 @@ class RequestHandler:
         """
         image, executor = self.image, self.context.executor
         deadline, on_miss = image.request.deadline, image.request.asked.on_miss
-        if deadline is None or on_miss is OnMiss.WAIT:
-            return await executor.infer(image)
-        if on_miss is OnMiss.DEGRADE:
-            return await executor.infer(image, self.cutoff)
-        try:
-            async with asyncio.timeout(max(0.0, deadline.remaining_s(self.context.clock.now()))):
-                return await executor.infer(image)
-        except TimeoutError:
-            raise self.missed() from None
+        if deadline is None or on_miss is not OnMiss.FAIL:
+            edge = await executor.infer(image, self.cutoff if on_miss is OnMiss.DEGRADE else None)
+        else:
+            try:
+                async with asyncio.timeout(max(0.0, deadline.remaining_s(self.context.clock.now()))):
+                    edge = await executor.infer(image)
+            except TimeoutError:
+                raise self.missed() from None
+        self.begun = True
+        return edge
 
     def escalate(
         self, reason: Reason, cutoff: Deadline | None, edge: EdgePrediction | None = None
     ) -> Coroutine[Any, Any, Escalated | None]:
         """The datacenter's reply; see `edge.serving.escalation.escalate`."""
+        self.begun = True
         return escalate(self.context, self.image, reason, cutoff, edge, self.reference)
 
     def finish_at_edge(self, edge: EdgePrediction, reason: Reason | None = None) -> Answer:

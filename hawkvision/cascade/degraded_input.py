@@ -38,6 +38,7 @@ from hawkvision.core.types import (
     StatusReason,
     Target,
 )
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.models.manifest import MeasuredAccuracy
 
 KNOWN_ROUTES: Final = 512
@@ -159,8 +160,8 @@ def _place(condition: ReceivedCondition) -> tuple[int, float]:
 
 
 def _largest(certificates: tuple[Certificate, ...], max_drop: float) -> Certificate | None:
-    """The certificate with the largest ε up to `max_drop`. Choosing by its results would spend δ twice."""
-    usable = [c for c in certificates if c.max_drop <= max_drop]
+    """As `Policy` chooses. Choosing by results would spend δ twice."""
+    usable = [c for c in certificates if stated_drop(c.max_drop) <= max_drop]
     return max(usable, key=lambda c: c.max_drop, default=None)
 
 

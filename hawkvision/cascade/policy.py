@@ -37,6 +37,7 @@ from hawkvision.core.types import (
     StatusReason,
     Target,
 )
+from hawkvision.guarantee.answered import stated_drop
 
 CACHED_TARGETS: Final = 256
 """Targets whose route for whole images is cached; callers use a handful."""
@@ -169,9 +170,10 @@ class Policy:
                 return _best(quality)
 
     def _drop(self, target: Target, max_drop: float) -> Route:
-        """The certificate with the largest ε that does not exceed the target's."""
+        """By the certificate with the largest ε of which answers may state no more than the target."""
         # ε alone may decide: choosing by results on the certification images would spend δ twice.
-        usable = [c for c in self._condition.certificates if c.max_drop <= max_drop and _accepts_below_reference(c)]
+        certificates = filter(_accepts_below_reference, self._condition.certificates)
+        usable = [c for c in certificates if stated_drop(c.max_drop) <= max_drop]
         if not usable:
             return _best(target)
         return self._certified(target, max(usable, key=lambda c: c.max_drop))

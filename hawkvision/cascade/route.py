@@ -13,6 +13,7 @@ from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate
 from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
+from hawkvision.guarantee.answered import stated_drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ class Route:
     image is needed, or the answer is below target."""
 
     @property
+    def counted_as(self) -> str | None:
+        """The target by which a caller's requests are counted (`guarantee.answered`); None if nothing is given up."""
+        target, guarantee = self.guarantee.target, self.guarantee
+        if self.controls is None or guarantee.status is not AccuracyStatus.CERTIFIED:
+            return None
+        return target.value if isinstance(target, Quality) else f"drop {guarantee.max_drop}"
+
+    @property
     def direct(self) -> bool:
         """Whether the edge stage does not run."""
         return self.threshold == math.inf
@@ -90,13 +99,13 @@ def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
             status_reason=reason,
             delta=certificate.delta,
             n=certificate.n,
-            max_disagreement=certificate.max_drop,
+            max_disagreement=stated_drop(certificate.max_drop),
         )
     return AccuracyGuarantee(
         target,
         AccuracyStatus.CERTIFIED,
         Basis(certificate.basis),
-        max_drop=certificate.max_drop,
+        max_drop=stated_drop(certificate.max_drop),
         delta=certificate.delta,
         n=certificate.n,
     )

@@ -123,6 +123,8 @@ class StatusReason(StrEnum):
     """Only `max_disagreement` is certified, and a drop or an accuracy was asked for."""
     UNMONITORED = "unmonitored"
     """Too few audits take place to tell whether the certificate holds for the traffic."""
+    LATE = "late"
+    """Too many requests of the caller and target were not answered as routed: late, below their target, or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from msgspec import UNSET, Meta, UnsetType
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import Received
+from hawkvision.guarantee.answered import USED_SHARE
 from hawkvision.models.manifest import Fraction, MeasuredAccuracy, Name, Sha256
 from hawkvision.system.files import sha256_of
 
@@ -42,6 +43,8 @@ CERTIFIED_DROPS = (
     0.5,
 )
 """The ε that are certified in advance; a target between two of them uses the smaller."""
+TESTED_DROPS = tuple(round(USED_SHARE * drop, 6) for drop in CERTIFIED_DROPS)
+"""What is tested for each of them: a target uses certificates for this share of its ε."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 ScoreName: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_]*$", max_length=32)]

@@ -26,7 +26,7 @@ from hawkvision.cascade.certification.predictions import (
     select,
 )
 from hawkvision.cascade.certification.profile import (
-    CERTIFIED_DROPS,
+    TESTED_DROPS,
     Certificate,
     Condition,
     Intermediate,
@@ -177,7 +177,7 @@ def certify_condition(
     *,
     bounds_drop: bool = True,
 ) -> Condition:
-    """Certificates of whole images for `CERTIFIED_DROPS`, for `balanced` and for never escalating.
+    """Certificates of whole images for `TESTED_DROPS`, for `balanced` and for never escalating.
 
     Several paths share δ equally, so that the cheapest result may be chosen. If `balanced` can be certified only by
     escalating everything, the `planned` thresholds stay, without a guarantee. Where losses may be fractions there is no
@@ -210,7 +210,7 @@ def certify_condition(
         min_received_fraction=1.0,
         balanced=kept,
         fast=write_certificate(evidence, never, bound, delta, bounds_drop=bounds_drop),
-        certificates=tuple(certified(drop) for drop in CERTIFIED_DROPS if drop >= least),
+        certificates=tuple(certified(drop) for drop in TESTED_DROPS if drop >= least),
     )
 
 

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Certificate, Pair, Profile, Shrinking
+from hawkvision.cascade.certification.profile import (
+    CERTIFIED_DROPS,
+    TESTED_DROPS,
+    Certificate,
+    Pair,
+    Profile,
+    Shrinking,
+)
 from hawkvision.core.advice import advise
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.certificate import least_drop
 from hawkvision.model_zoo.calibration.certification import DELTA
 from hawkvision.models.manifest import MeasuredAccuracy
@@ -47,7 +55,12 @@ def targets_table(profile: Profile, pair: Pair) -> Table:
     named = [(each, "") for each in condition.certificates if each.max_drop < condition.fast.max_drop]
     named += [(condition.balanced, "balanced"), (condition.fast, "fast")]
     rows = [
-        (f"{each.max_drop:g}", f"{_rounded_down(best.low - each.max_drop):.4f}", quality, *_costs(each))
+        (
+            f"{stated_drop(each.max_drop):g}",
+            f"{_rounded_down(best.low - stated_drop(each.max_drop)):.4f}",
+            quality,
+            *_costs(each),
+        )
         for each, quality in sorted(named, key=lambda pair: pair[0].max_drop)
         if each.basis != "profile" and each.to_best < 1.0
     ]
@@ -59,9 +72,9 @@ def notes(profile: Profile, kind: TaskKind[Any]) -> Iterator[str]:
     certificate = profile.pairs[0].conditions[0].fast
     paths = 1 if profile.pairs[0].intermediate is None else 2
     least = least_drop(certificate.n, certificate.delta / paths, binary=kind.binary)
-    smallest, enough = CERTIFIED_DROPS[0], _images_for(CERTIFIED_DROPS[0], certificate.delta / paths, kind)
+    smallest, enough = CERTIFIED_DROPS[0], _images_for(TESTED_DROPS[0], certificate.delta / paths, kind)
     yield f"{certificate.n} images certify no drop below {least:.2%}, even if not one of them loses anything."
-    if least > smallest:
+    if least > TESTED_DROPS[0]:
         yield f"The smallest drop that can be asked for, {smallest:.2%}, takes at least {enough} images."
     opened = next((use for use in reversed(profile.uses) if use.purpose == "certify"), None)
     if opened is not None and (opened.openings or 1) > 1:

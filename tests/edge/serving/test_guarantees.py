@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,7 @@ def test_grey_thumbnails_that_are_only_difficult_suspend_nobody(large: Peer) -> 
 
 # ------------------------------------------------------------------------------------------------- unmonitored
 
+HELD = (AccuracyStatus.CERTIFIED, None)
 UNMONITORED = (AccuracyStatus.BEST_EFFORT, StatusReason.UNMONITORED)
 
 
@@ -247,6 +249,42 @@ def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
     assert (answer.accuracy.status, answer.tier, answer.degraded_reason, streams) == (
         AccuracyStatus.SUSPENDED, Tier.EDGE, DegradedReason.UNREACHABLE, 1.0,
     )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------- late
+
+
+@pytest.mark.parametrize("how", ["degraded", "refused", "hung up"])
+def test_where_only_the_edges_answers_are_in_time_they_are_not_certified(large: Peer, tmp_path: Path, how: str) -> None:
+    large.top_k = AGREES
+    late, path = (AccuracyStatus.BEST_EFFORT, StatusReason.LATE), tmp_path / "state.sqlite3"
+
+    async def before() -> None:
+        async with bench(large, SURE, audit_share=0.001, state_file=path) as it:
+            await known(it.node)
+            assert said(await it.ask()) == HELD
+            large.delay_s, it.backend.lead, gone = 30.0, UNSURE, asyncio.Event()
+            gone.set()
+            for _ in range(6):
+                with suppress(DeadlineMissed, CallerGone):
+                    if how == "hung up":
+                        await it.ask(gone.wait)
+                    else:
+                        await it.ask(deadline_ms=50.0, on_miss=OnMiss.FAIL if how == "refused" else OnMiss.DEGRADE)
+            large.delay_s, it.backend.lead = 0.0, SURE
+            assert said(await it.ask()) == late
+            assert balanced(it).status_reason is StatusReason.LATE
+            assert said(await it.ask(caller="with few requests, too")) == late
+            assert said(await it.ask(target=MaxAccuracyDrop(0.3))) == HELD, "another target"
+
+    async def after() -> None:
+        async with bench(large, SURE, audit_share=0.001, state_file=path) as it:
+            await known(it.node)
+            assert said(await it.ask()) == late
+            assert said((await many(it, 120))[-1]) == HELD, "6 of 120 are missing"
+
+    run(before)
+    run(after)
 
 
 # ---------------------------------------------------------------------------------------------------- restarts

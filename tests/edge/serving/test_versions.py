@@ -24,6 +24,7 @@ from hawkvision.core.types import (
     StatusReason,
     Tier,
 )
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.network.transport_choice import Transport
 from hawkvision.tasks.class_scores import Score
@@ -168,7 +169,7 @@ def test_an_intermediate_stage_of_another_version_enters_no_log_and_certifies_no
 
 
 THREE_LEVELS = next(
-    MaxAccuracyDrop(c.max_drop)
+    MaxAccuracyDrop(stated_drop(c.max_drop))
     for c in make_profile(intermediate=True).pairs[0].conditions[0].certificates
     if isinstance(c.intermediate_threshold, float) and isinstance(c.threshold, float)
 )

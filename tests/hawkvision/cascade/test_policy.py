@@ -28,6 +28,7 @@ from hawkvision.core.types import (
     Reason,
     StatusReason,
 )
+from hawkvision.guarantee.answered import stated_drop
 from tests.hawkvision.cascade.synthetic import make_profile
 
 PROFILE = make_profile()
@@ -171,7 +172,7 @@ def with_intermediate(policy: Policy) -> Certificate:
 def test_a_certificate_with_an_intermediate_threshold_asks_the_intermediate_stage_first() -> None:
     policy = Policy(THREE, "small", "large")
     certificate = with_intermediate(policy)
-    route = policy.route(MaxAccuracyDrop(certificate.max_drop))
+    route = policy.route(MaxAccuracyDrop(stated_drop(certificate.max_drop)))
     assert route.intermediate is not None
     assert route.intermediate.stage == "medium"
     assert (route.threshold, route.intermediate.threshold) == (
@@ -185,7 +186,7 @@ def test_a_certificate_with_an_intermediate_threshold_asks_the_intermediate_stag
 def test_controls_carry_what_the_certificate_says_of_each_stage() -> None:
     policy = Policy(THREE, "small", "large")
     certificate = with_intermediate(policy)
-    route = policy.route(MaxAccuracyDrop(certificate.max_drop))
+    route = policy.route(MaxAccuracyDrop(stated_drop(certificate.max_drop)))
     assert route.controls is not None
     edge_claims, intermediate_claims = route.controls.edge_claims, route.controls.intermediate_claims
     assert edge_claims is not None
@@ -266,7 +267,7 @@ def test_the_first_member_of_an_edge_stage_answers_fast_alone_with_its_own_guara
     policy = Policy(with_first(), "small", "large", first="first")
     route = policy.route(Quality.FAST)
     assert (route.first_only, route.temperature, route.threshold) == (True, 1.75, -math.inf)
-    assert (route.guarantee.max_drop, route.guarantee.status) == (0.4, AccuracyStatus.CERTIFIED)
+    assert (route.guarantee.max_drop, route.guarantee.status) == (stated_drop(0.4), AccuracyStatus.CERTIFIED)
     assert not any(policy.route(each).first_only for each in (Quality.BALANCED, Quality.BEST, MaxAccuracyDrop(0.05)))
 
 

@@ -12,6 +12,7 @@ from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ManifestError, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.tasks.class_scores import Score
 from tests.hawkvision.cascade.synthetic import make_profile, site_of
 
@@ -25,11 +26,11 @@ def test_a_sites_certificates_take_the_place_of_the_profiles(profile: Profile) -
     policy = Policy(profile, "small", "large", site=site)
     for certificate in site.pairs[0].conditions[0].certificates:
         if isinstance(certificate.threshold, float):
-            route = policy.route(MaxAccuracyDrop(certificate.max_drop))
+            route = policy.route(MaxAccuracyDrop(stated_drop(certificate.max_drop)))
             assert (route.threshold, route.guarantee.n) == (certificate.threshold, 900)
             assert (
                 route.threshold
-                > Policy(profile, "small", "large").route(MaxAccuracyDrop(certificate.max_drop)).threshold
+                > Policy(profile, "small", "large").route(MaxAccuracyDrop(stated_drop(certificate.max_drop))).threshold
             )
     assert (policy.edge_accuracy.value, policy.best_accuracy.value) == (0.6, 0.8)
 

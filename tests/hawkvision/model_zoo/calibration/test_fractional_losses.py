@@ -14,6 +14,7 @@ from hawkvision.cascade.certification.profile_files import load_profile, load_si
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, Quality
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.certificate import least_drop
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.certify import certify_site
@@ -67,7 +68,8 @@ def test_a_site_certifies_by_its_labels_on_images_that_trained_no_model(
     condition = site.pairs[0].conditions[0]
     assert condition.fast.observed_drop < condition.fast.max_drop
     assert {each.n for each in condition.certificates} == {300}
-    assert Policy(profile, "dim", "sharp", site=site).route(Quality.FAST).guarantee.max_drop == condition.fast.max_drop
+    stated = Policy(profile, "dim", "sharp", site=site).route(Quality.FAST).guarantee.max_drop
+    assert stated == stated_drop(condition.fast.max_drop)
 
 
 def test_without_labels_the_agreement_is_certified_and_never_called_an_accuracy_drop(
@@ -114,7 +116,7 @@ def test_the_command_prints_what_it_found_and_what_to_type_next(task: QuartersTa
     assert f"200 images certify no drop below {least:.2%}" in ran.output
     for each in profile.pairs[0].conditions[0].certificates:
         if each.to_best < 1.0 and each.max_drop < profile.pairs[0].conditions[0].fast.max_drop:
-            assert f"\n{each.max_drop:g} " in ran.output
+            assert f"\n{stated_drop(each.max_drop):g} " in ran.output
     assert f"hawkvision up --task quarters --profile {out}" in ran.output
 
 
