@@ -31,7 +31,7 @@ WindowState: TypeAlias = tuple[int, str]
 
 def stated_drop(certified: float) -> float:
     """The drop that answers may state by a certificate, or the disagreement."""
-    return round(certified / USED_SHARE, 6)
+    return min(1.0, round(certified / USED_SHARE, 6))
 
 
 class Window:
