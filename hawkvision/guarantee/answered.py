@@ -4,7 +4,8 @@ A certificate bounds the mean loss over all images that a stage scores: E[ℓ ·
 Where a deadline lets only the edge's answers through, fewer answers share this loss. So a target ε uses certificates of
 at most `USED_SHARE` · ε, and an answer is certified only while at least `USED_SHARE` of the last `WINDOW` scored
 requests of its caller and target were answered as routed. With r that share, and g what the requests that are missing
-would have gained, the mean loss of those that say `certified` is at most (0.95 ε + g) / r.
+would have gained, their mean loss is at most (0.95 ε + g) / r. Assumed: callers do not choose deadlines by the status
+of earlier answers. Who is patient while it is late and hasty while it is certified deceives itself.
 
 A caller with fewer than `LEAST` requests shares its target's window with all such callers. Otherwise a new name for
 each few requests would never be late.
@@ -22,6 +23,8 @@ LEAST: Final = 100
 MOST_WINDOWS: Final = 1_024
 """Callers and targets that are remembered. Of those that are not late, the least recently used makes room. Who is late
 is never forgotten: if there is no room, a new caller keeps to the shared window."""
+MOST_LOOKS: Final = 16
+"""Windows of which one may make room for a request."""
 MOST_TARGETS: Final = 64
 """Shared windows. They are not forgotten either; nothing is certified for further targets."""
 
@@ -109,13 +112,19 @@ class AnsweredRequests:
         if found is not None:
             self._windows.move_to_end(key)
             return found
-        if len(self._windows) >= MOST_WINDOWS:
-            spare = next((other for other, window in self._windows.items() if window.enough), None)
-            if spare is None:
-                return None
-            del self._windows[spare]
+        if len(self._windows) >= MOST_WINDOWS and not self._make_room():
+            return None
         found = self._windows[key] = Window()
         return found
+
+    def _make_room(self) -> bool:
+        for _ in range(MOST_LOOKS):
+            oldest, window = next(iter(self._windows.items()))
+            if window.enough:
+                del self._windows[oldest]
+                return True
+            self._windows.move_to_end(oldest)
+        return False
 
     def _of_target(self, target: str) -> Window | None:
         """The window of callers with few requests; None for one target too many."""
