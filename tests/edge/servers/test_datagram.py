@@ -21,6 +21,7 @@ from hawkvision.core.errors import ConfigError
 from hawkvision.core.escalation_api import DatagramEndpoint
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import OnMiss
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.servers.keys import Keys
 from hawkvision.transport.client.datagram_client import DatagramLink
 from hawkvision.transport.coding.image_coding import Complete, Partial
@@ -121,13 +122,13 @@ def asked(
 def test_a_complete_image_has_the_guarantee_of_http(large: Peer) -> None:
     answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(IMAGE, None))))
     assert (answer["index"], answer["received_fraction"], answer["degraded"]) == (3, 1.0, False)
-    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", 0.055)
+    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", stated_drop(0.055))
 
 
 def test_a_coarser_image_is_certified_by_the_certificate_of_its_condition(large: Peer) -> None:
     answer = asked(large, SURE, lambda it: it.ask(incoming(Complete(IMAGE, 80))))
     assert (answer["received_fraction"], answer["accuracy"]["status"]) == (1.0, "certified")
-    assert answer["accuracy"]["max_drop"] == 0.05
+    assert answer["accuracy"]["max_drop"] == stated_drop(0.05)
     assert answer["confidence"] < 1 - TINY, "cooled down by the temperature of that condition"
 
 
@@ -141,7 +142,7 @@ def test_a_partial_image_is_answered_at_once_where_its_certificate_accepts_it(la
     assert (answer["degraded"], answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == (
         False,
         "certified",
-        0.05,
+        stated_drop(0.05),
     )
 
 
@@ -183,7 +184,7 @@ def test_uncertain_partial_images_are_escalated_as_received(large: Peer) -> None
     answer = asked(large, UNSURE, lambda it: it.ask(incoming(arrived)))
     assert (answer["tier"], answer["index"], answer["received_fraction"]) == ("datacenter", ANSWER_CLASS, 0.8)
     assert large.bodies[-1] == OTHER
-    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", 0.05)
+    assert (answer["accuracy"]["status"], answer["accuracy"]["max_drop"]) == ("certified", stated_drop(0.05))
 
 
 @pytest.mark.parametrize("template", [b"", b"quality=best", b"max_accuracy_drop=0.06"])
