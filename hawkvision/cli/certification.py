@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from hawkvision.cli.options import ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
 from hawkvision.core.command_line import ARGUMENT, Group
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.system.files import CacheDir
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def _print_site(found: SiteRun, path: Path) -> None:
             labels = () if need is None else (str(need.used), str(int(need.helps.sum())), f"{need.escalation:.1%}")
             table.add_row(
                 pair.edge,
-                f"{each.max_drop:.2%}",
+                f"{stated_drop(each.max_drop):.2%}",
                 "yes" if each.to_best < 1.0 else "no",
                 f"{each.escalation:.1%}",
                 f"{each.to_best:.1%}",

@@ -13,8 +13,8 @@ import pytest
 from hawkvision.cascade.certification.profile import Profile, ReceivedCondition
 from tests.hawkvision.cascade.synthetic import HARM, make_condition, make_profile
 
-TWO = "c428829ac9fc6bffaa87c44a45d0334195e599ae326d0bb11ce2476f45aab552"
-THREE = "fcd0bff943b6c66e2e7e0d6bae4b8cae297671344e3d43a9060f07f26fe54d36"
+TWO = "e7b8cd99f949d0af8ea9ce84ec5cec3ad6ae4bfbebd6e5b319a301648cc97e0c"
+THREE = "3e0dabc46d93832538c7c700e2932463b327d44586a99b04b56b703140faf382"
 RECEIVED = "69698b027c62d71e2b1c51582dd8ea8cc265912eb1bb117ef967df3cfb682f18"
 
 

@@ -23,7 +23,7 @@ from hawkvision.cascade.certification.predictions import (
     measure_accuracy,
     select,
 )
-from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Pair, Profile, design_sha256
+from hawkvision.cascade.certification.profile import TESTED_DROPS, Pair, Profile, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
@@ -341,7 +341,7 @@ class _SiteCertification:
         """What labels do for each target of a pair."""
         evidence, costs = self._evidence[pair.edge], costs_of(self._profile, pair)
         found = label_needs(
-            evidence, paths_of(pair), CERTIFIED_DROPS, self._delta, lambda step: expected_cost(costs, step)
+            evidence, paths_of(pair), TESTED_DROPS, self._delta, lambda step: expected_cost(costs, step)
         )
         reference = self._predictions.served(pair.best)
         return Wish(self._below(pair), reference, found, evidence.edge.scores, self._chosen)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import ByImage, StagePredictions, select
 from hawkvision.core.errors import ConfigError
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.labels import (
     FEWEST_CHECKED,
     RANDOM_IMAGES,
@@ -144,7 +145,7 @@ def write_list(
             if count[row]:
                 index = int(wish.images[row])
                 asked.setdefault(index, wish)
-                drops = [f"{drop:g}" for drop, need in wish.needs.items() if need.helps[row]]
+                drops = [f"{stated_drop(drop):g}" for drop, need in wish.needs.items() if need.helps[row]]
                 helped.setdefault(index, []).append(f"{wish.below[0].name}: {' '.join(drops)}")
     text = io.StringIO()
     rows = csv.writer(text)
