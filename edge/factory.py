@@ -158,7 +158,10 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         parts = divided(config.memory_bytes, config.request_memory_bytes, shared.tasks)
         limits.divide(parts)
         log.info("%s: %d MB for bodies and decoding, by %s", config.task, parts.total // 1_000_000, parts.basis)
-        streams = Streams(config.task, config.max_streams, config.audit_share, metrics, state, policy.profiles)
+        draws = random.Random()  # noqa: S311 - nobody gains by guessing them before an answer is given
+        streams = Streams(
+            config.task, config.max_streams, config.audit_share, metrics, state, clock, draws, policy.profiles
+        )
         executor = EdgeExecutor(config.task, stage.name, pool, limits, clock, metrics, config.max_pixels)
         context = make_context(config, components, executor, datacenter, streams, clock, metrics)
         baseline = components.baseline
@@ -175,7 +178,6 @@ def make_context(
     streams: Streams,
     clock: Clock,
     metrics: EdgeMetrics,
-    draws: random.Random | None = None,
 ) -> ServingContext:
     """What requests share.
 
@@ -187,25 +189,24 @@ def make_context(
         streams: of the callers.
         clock: for deadlines and timings.
         metrics: where to count.
-        draws: random numbers that choose the images to audit; None takes the system's.
     """
     certification, best = components.certification, components.best
     policy, intermediate = certification.policy, certification.policy.pair.intermediate
     url = None if datacenter is None else datacenter.url
     served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
-    timeout_s, share = DATACENTER_TIMEOUT_S, config.audit_share
-    draws = draws or random.Random()  # noqa: S311
+    auditor = Auditor(
+        config.task, components.stage.kind, best, datacenter, metrics, streams.monitor, DATACENTER_TIMEOUT_S,
+        partial(served.serves, best), served.certified,
+    )  # fmt: skip
     return ServingContext(
         task=config.task,
         clock=clock,
         metrics=metrics,
         executor=executor,
         datacenter=datacenter,
-        datacenter_timeout_s=timeout_s,
+        datacenter_timeout_s=DATACENTER_TIMEOUT_S,
         guarantees=Guarantees(components.stage, policy, certification.source, best, served, streams),
-        auditor=Auditor(
-            config.task, components.stage.kind, best, datacenter, metrics, draws, timeout_s, share, served.certified
-        ),
+        auditor=auditor,
     )
 
 

@@ -1,37 +1,36 @@
-"""Audits: the reference stage also answers a fixed share of the images that a stage below it scores.
+"""Audits: the reference stage also answers a share of the images that a stage below it scores.
 
-    scored ─┬─ no room, link down ─┬─ drawn ─────► due, and missed
-            │                      └─ not drawn ─► nothing
-            └─ draw ─┬─ not drawn ───────────────► nothing
-                     └─ drawn ─┬─ the reference stage has answered anyway ───────► an outcome
-                               └─ asked, in the background ─┬─ answer ───────────► an outcome
-                                                            └─ no answer ────────► due, and missed
+    scored ─► draw ─┬─ not drawn ────────────────────────────────────────────────► nothing
+                    └─ drawn: due ─┬─ the reference stage has answered anyway ───► an outcome
+                                   └─ waits for its turn ─┬─ answer ─────────────► an outcome
+                                                          ├─ no room, refused, ──► missing
+                                                          │  or failed four times
+                                                          └─ link down, failed ──► waits
 
-The draw does not depend on the image, nor on whether it was accepted, escalated or given up. So the outcomes are a
-uniform sample of what the stage scored. Whether there is room does not depend on the image either, and is checked
-first, for escalated images too: otherwise a burst would yield more outcomes of escalated images than of accepted ones.
-A missed audit is no outcome, and its result is not guessed.
+The draw depends neither on the image nor on whether it was accepted, escalated or given up, and comes first. So the
+outcomes are a uniform sample of what the stage scored, but for the missing ones, which are counted
+(`hawkvision.guarantee.monitor`).
 
 The caller has its answer before the audit begins. An audit takes a connection only while one is free, so that no
-caller's escalation waits for it.
+caller's escalation waits for it. Images that wait are in memory only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge.escalation.transport import Escalation
-from edge.monitoring.request_streams import StreamControllers
-from edge.monitoring.stream import StageScore
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Prediction, Reason
+from hawkvision.guarantee.monitor import Claims, Due, Monitor, Watched
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.tasks.kind import TaskKind
 
@@ -42,11 +41,34 @@ log = logging.getLogger("hawkvision.edge")
 
 MOST_AT_ONCE: Final = 4
 """Audits sent at once. At 2 % of the traffic and round trips of 100 ms, four serve 2,000 requests a second."""
-MOST_UNDER_WAY: Final = 16
 MOST_BYTES: Final = 40_000_000
-"""Audits that are sent or wait for their turn, and bytes of their images."""
+"""Bytes of the images that wait or are sent; their number is `MOST_WAITING` at most."""
 MAX_WAIT_S: Final = 5.0
 """Longest wait for an audit, or for an answer if that is shorter."""
+MOST_ATTEMPTS: Final = 4
+"""Of an audit, while the link is up."""
+RETRY_S = 1.0
+"""Pause after the first; doubled after each further one."""
+POLL_S: Final = 0.1
+"""Time after which a worker looks again whether there is room for an audit."""
+
+
+class StageScore(NamedTuple):
+    """One stage's score of an image, and its prediction."""
+
+    claims: Claims
+    score: float
+    answered: Prediction
+
+
+@dataclass(slots=True, eq=False)
+class _Audit:
+    """An image that waits for the reference stage."""
+
+    due: Due
+    scores: Sequence[StageScore]
+    body: bytes
+    trace: TraceContext
 
 
 class Auditor:
@@ -59,9 +81,9 @@ class Auditor:
         best: str,
         datacenter: DatacenterClient | None,
         metrics: EdgeMetrics,
-        draws: random.Random,
+        monitor: Monitor,
         timeout_s: float,
-        share: float,
+        comparable: Callable[[], bool],
         certified: Callable[[EscalationReply], bool],
     ) -> None:
         """Prepare.
@@ -70,117 +92,136 @@ class Auditor:
             task: whose answers are audited.
             kind: of the task; compares predictions.
             best: the reference stage.
-            datacenter: runs the reference stage; None audits nothing.
+            datacenter: runs the reference stage; without one, every audit is missing.
             metrics: where to count.
-            draws: random numbers that choose the images.
+            monitor: draws the images and counts the outcomes.
             timeout_s: longest wait for an audit, if it is less than `MAX_WAIT_S`.
-            share: of the images that stages score, 0..1.
+            comparable: whether the datacenter runs the certified reference stage, as far as it says.
             certified: whether a reply was computed by the reference stage as certified.
         """
+        self._comparable = comparable
         self._certified = certified
-        self._share = share
         self._task = task
         self._kind = kind
         self._best = best
         self._datacenter = datacenter
         self._metrics = metrics
-        self._draws = draws
+        self._monitor = monitor
         self._timeout_s = min(timeout_s, MAX_WAIT_S)
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._waiting: deque[_Audit] = deque()
+        self._some = asyncio.Event()
+        self._busy = 0
         self._held_bytes = 0
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
+        self._workers: list[asyncio.Task[None]] = []
+
+    @property
+    def pending(self) -> int:
+        """Audits that wait or are made."""
+        return len(self._waiting) + self._busy
 
     def consider(
         self,
-        controllers: StreamControllers,
+        watched: Watched,
         scores: Sequence[StageScore],
         body: bytes,
         trace: TraceContext,
         *,
-        comparable: bool,
         reference: Prediction | None = None,
     ) -> None:
         """Draw whether to audit a request. Called for every request that a stage scored, once its outcome is known.
 
         Args:
-            controllers: of its streams.
+            watched: what watches it.
             scores: of each stage below the reference stage.
             body: the image.
             trace: the request's span; an audit is a child.
-            comparable: whether the datacenter runs the certified reference stage, as far as it says.
             reference: the prediction of the reference stage, if it has answered already.
         """
-        datacenter = self._datacenter
-        drawn = self._draws.random() < self._share
-        if datacenter is None or not comparable or not datacenter.up or not self._room(datacenter, len(body)):
-            if drawn:
-                self._count("skipped")
-                controllers.missed()
-            else:
-                controllers.not_due()
-        elif not drawn:
-            controllers.not_due()
+        due = self._monitor.draw(watched)
+        if due is None:
+            return
+        audit = _Audit(due, scores, body, trace)
+        if due.settled:  # too many wait
+            self._count("missed")
         elif reference is not None:
-            self._found(controllers, scores, reference)
+            self._found(audit, reference)
+        elif self._datacenter is None or (self._held_bytes and self._held_bytes + len(body) > MOST_BYTES):
+            self._missed(audit)
         else:
-            # A task begins at the loop's next turn. The answer is written before, for nothing is awaited in between.
-            audit = asyncio.create_task(self._audit(datacenter, controllers, scores, body, trace))
-            self._under_way.add(audit)
-            audit.add_done_callback(self._under_way.discard)
+            self._held_bytes += len(body)
+            self._waiting.append(audit)
+            self._some.set()
+            if not self._workers:
+                self._workers = [asyncio.create_task(self._work(self._datacenter)) for _ in range(MOST_AT_ONCE)]
 
     async def close(self) -> None:
-        """Cancel the audits that are under way."""
-        under_way = list(self._under_way)
-        for audit in under_way:
-            audit.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        """Give up the audits that wait or are made."""
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        for _ in range(self.pending):
+            self._count("missed")
 
-    def _room(self, datacenter: DatacenterClient, size: int) -> bool:
-        waiting = len(self._under_way)
-        return datacenter.idle and (not waiting or (waiting < MOST_UNDER_WAY and self._held_bytes + size <= MOST_BYTES))
+    async def _work(self, datacenter: DatacenterClient) -> None:
+        """Make audits, one after the other."""
+        while True:
+            while not self._waiting:
+                self._some.clear()
+                await self._some.wait()
+            self._busy += 1
+            await self._make(datacenter, self._waiting.popleft())
+            self._busy -= 1
 
-    def _found(self, controllers: StreamControllers, scores: Sequence[StageScore], reference: Prediction) -> None:
-        disagreements = [self._kind.disagreement(score.answered, reference) for score in scores]
-        self._count("differ" if any(disagreements) else "agree")
-        controllers.audited(scores, disagreements)
-
-    async def _audit(
-        self,
-        datacenter: DatacenterClient,
-        controllers: StreamControllers,
-        scores: Sequence[StageScore],
-        body: bytes,
-        trace: TraceContext,
-    ) -> None:
-        size = len(body)
+    async def _make(self, datacenter: DatacenterClient, audit: _Audit) -> None:
+        """Make an audit, however long the link is down, and report its outcome."""
         reference: Prediction | None = None
-        self._held_bytes += size
-        outcome, refused = "failed", False
+        refused = False
+        for attempt in range(MOST_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(RETRY_S * 2.0 ** (attempt - 1))
+            try:
+                reference = await self._answer(datacenter, audit)
+            except RequestError as error:
+                refused = True
+                log.debug("audit refused: %s", error)
+            except EscalationFailed as error:
+                log.debug("audit failed: %s", error)
+            if refused or reference is not None:
+                break
+        self._held_bytes -= len(audit.body)
+        if reference is None:
+            self._missed(audit, refused=refused)
+        else:
+            self._found(audit, reference)
+
+    async def _answer(self, datacenter: DatacenterClient, audit: _Audit) -> Prediction | None:
+        """The certified reference stage's answer, once there is room for the request; None if another version gave it.
+
+        Raises:
+            RequestError: if the datacenter refuses the image.
+            EscalationFailed: if there is no answer.
+        """
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
-        try:
-            async with self._turns:
-                if datacenter.idle:
-                    self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
-                    body = await datacenter.prepare_image(body, probe(body))
-                    # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
-                    escalation = Escalation(body, request, trace.child(), self._timeout_s, lossless=True)
-                    reply = (await datacenter.infer(escalation)).reply
-                    reference = reply.prediction if reply.whole and self._certified(reply) else None
-                else:
-                    outcome = "skipped"
-        except asyncio.CancelledError:
-            outcome = "skipped"
-            raise
-        except (EscalationFailed, RequestError) as error:
-            refused = isinstance(error, RequestError)
-            log.debug("audit failed: %s", error)
-        finally:
-            self._held_bytes -= size
-            if reference is not None:
-                self._found(controllers, scores, reference)
-            else:
-                self._count(outcome)
-                controllers.missed(refused=refused)
+        body = await datacenter.prepare_image(audit.body, probe(audit.body))
+        while not (datacenter.idle and self._comparable()):  # noqa: ASYNC110 - no event tells of both
+            await asyncio.sleep(POLL_S)
+        self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
+        # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
+        escalation = Escalation(body, request, audit.trace.child(), self._timeout_s, lossless=True)
+        reply = (await datacenter.infer(escalation)).reply
+        return reply.prediction if reply.whole and self._certified(reply) else None
+
+    def _found(self, audit: _Audit, reference: Prediction) -> None:
+        outcomes = [
+            (scored.claims, scored.score, self._kind.disagreement(scored.answered, reference))
+            for scored in audit.scores
+        ]
+        self._count("differ" if any(disagreement for _, _, disagreement in outcomes) else "agree")
+        self._monitor.settle(audit.due, outcomes)
+
+    def _missed(self, audit: _Audit, *, refused: bool = False) -> None:
+        self._count("missed")
+        self._monitor.settle(audit.due, None, refused=refused)
 
     def _count(self, outcome: str) -> None:
         self._metrics.audits.labels(self._task, outcome).inc()

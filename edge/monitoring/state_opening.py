@@ -6,8 +6,6 @@ import logging
 from pathlib import Path
 
 from edge.monitoring.state_store import StateError, StateFile
-from edge.monitoring.stream_keys import DEFAULT_STREAM
-from edge.monitoring.streams import ROWS_PER_STREAM
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig, default_state_file
@@ -29,7 +27,7 @@ def open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
     kept, failures = metrics.state_kept.labels(config.task), metrics.state_failures.labels(config.task, "open")
     kept.set(0)
     try:
-        state = StateFile(path, ROWS_PER_STREAM * config.max_streams, DEFAULT_STREAM)
+        state = StateFile(path)
     except (StateError, ConfigError) as error:
         if config.state_file is not None and isinstance(error, ConfigError):
             raise

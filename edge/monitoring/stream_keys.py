@@ -9,8 +9,6 @@ from typing import Final
 from hawkvision.servers.keyfile import ANYBODY, SINGLE
 from hawkvision.transport.protocol.handshake_limits import network_of
 
-DEFAULT_STREAM: Final = bytes(16)
-"""Key of the node's own stream; a hash of 128 bits does not meet it."""
 KEY: Final = "key "
 """Begins the name of a caller that is known by its API key; others are known by their addresses."""
 
@@ -27,8 +25,8 @@ def caller_of(key: str, address: str) -> str:
 
 
 def stream_key(stream: str | None, caller: str = "") -> bytes:
-    """The 16 bytes of a caller's own stream, or of the one that it names. An API key's streams are its own."""
+    """The 16 bytes of a caller, or of a stream that it names: a stream belongs to its caller."""
     if stream is None:
         return hashlib.blake2b(caller.encode(), digest_size=16, person=b"caller").digest()
-    salt = hashlib.blake2b(caller.encode(), digest_size=16).digest() if caller.startswith(KEY) else b""
-    return hashlib.blake2b(stream.encode(), digest_size=16, salt=salt).digest()
+    salt = hashlib.blake2b(caller.encode(), digest_size=16).digest()
+    return hashlib.blake2b(stream.encode(), digest_size=16, salt=salt, person=b"stream").digest()

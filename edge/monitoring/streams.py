@@ -1,40 +1,34 @@
-"""The streams of a node: whose evidence counts for whom.
+"""The monitor of a node, with its file, its metrics and its lines in the log.
 
-                       ┌─► its own stream: the one it names, or the caller's ── suspends itself alone
-    a caller's image ──┤
-                       └─► (no stream named) the node's own, shared by these callers ── suspends them all; that takes
-                           three callers (`hawkvision.cascade.drift.monitor`)
+    a caller's image ─► the log of the stream that it names ─► its caller's log ─► the node's log
 
-A stream has one log of audited outcomes per stage (`Monitor`). An alarm in any log of a stream suspends all of its
-targets.
-
-Callers name streams, so memory is bounded: beyond `limit` streams, the least recently used one is evicted. With a state
-file, its state is written there, and read again when the stream comes back. An alarm is never forgotten: without a
-file, suspended streams stay in memory, at most `limit` more. If there are more, unknown streams begin suspended.
+An alarm in one of the three suspends all targets of the image (`hawkvision.guarantee.monitor`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Collection, Iterator
-from itertools import chain
+import random
+from collections.abc import Collection
+from itertools import islice
 from typing import Final
 
-from edge.monitoring.request_streams import UNMONITORED, StreamControllers
-from edge.monitoring.state_keeper import StateKeeper
-from edge.monitoring.state_store import StateFile
-from edge.monitoring.stream import Stream
-from edge.monitoring.stream_keys import DEFAULT_STREAM, stream_key
-from hawkvision.cascade.drift.monitor import Claims, Coverage
+from edge.monitoring.state_store import StateError, StateFile, encode_state
+from edge.monitoring.stream_keys import stream_key
 from hawkvision.cascade.route import Controls
+from hawkvision.core.clock import Clock
 from hawkvision.core.logs import Transitions
 from hawkvision.core.metrics import EdgeMetrics
+from hawkvision.guarantee.monitor import NODE, UNWATCHED, Monitor, Stream, StreamState, Watched
 
 log = logging.getLogger("hawkvision.edge")
 
-ROWS_PER_STREAM: Final = 4
-"""The file keeps more streams than memory does: one that comes back a day later is still known."""
+WRITE_INTERVAL_S: Final = 2.0
+"""A crash loses the evidence of so long, and no alarm."""
+BATCH: Final = 64
+"""States encoded at once, so that the event loop is held for a millisecond at most."""
 
 
 class Streams:
@@ -47,44 +41,45 @@ class Streams:
         audit_share: float,
         metrics: EdgeMetrics,
         file: StateFile | None,
+        clock: Clock,
+        draws: random.Random,
         profiles: Collection[str] | None = None,
     ) -> None:
         """Start with what the file knows.
 
         Args:
             task: for metrics.
-            limit: of the streams in memory, beside the node's own.
+            limit: see `Monitor`.
             audit_share: of the images that stages score, 0..1.
             metrics: where to count.
             file: where states are kept.
-            profiles: names of the node's certificates (`Policy.profiles`); None restores logs about any.
+            clock: for the time that audits wait.
+            draws: random numbers that choose the images to audit.
+            profiles: names of the node's certificates (`Policy.profiles`); None: of any.
         """
-        self.audit_share = audit_share
-        self.coverage = Coverage()
-        """Of the audits of all streams together."""
-        self._profiles = profiles
         self._task = task
-        self._limit = limit
         self._metrics = metrics
-        self._keeper = StateKeeper(task, limit, metrics, file)
-        self._streams: OrderedDict[bytes, Stream] = OrderedDict()
-        """Beside the node's own."""
+        self._file = file
         self._transitions = Transitions(log)
-        self._shared = self._keeper.open(DEFAULT_STREAM, profiles)
-        metrics.streams.labels(task).set_function(self.__len__)
-        metrics.streams_suspended.labels(task).set_function(lambda: sum(stream.suspended for stream in self.all()))
+        self._complaint = ""
+        self._changed: dict[bytes, Stream | None] = {}
+        """What is to be written to the file; None is to be deleted from it."""
+        self._stopping = asyncio.Event()
+        self.monitor = Monitor(
+            limit, audit_share, clock.now, draws.random, on_change=self._note, on_turn=self._turned, profiles=profiles,
+            states=self._read(),
+        )  # fmt: skip
+        suspended = sum(stream.alarm for stream in self.monitor.all())
+        if suspended:
+            log.warning("guarantee suspended: %d streams have been since before this start", suspended)
+        metrics.streams.labels(task).set_function(self.monitor.__len__)
+        metrics.streams_suspended.labels(task).set_function(lambda: sum(stream.alarm for stream in self.monitor.all()))
+        self._writer = asyncio.create_task(self._keep_writing()) if file else None
 
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def all(self) -> Iterator[Stream]:
-        """The node's own stream, and the others in memory."""
-        return chain((self._shared,), self._streams.values())
-
-    def controllers(
+    def watched(
         self, stream: str | None, controls: Controls | None, caller: str = "", counted_as: str | None = None
-    ) -> StreamControllers:
-        """The controllers of a request.
+    ) -> Watched:
+        """What watches a request.
 
         Args:
             stream: that the request names.
@@ -93,79 +88,100 @@ class Streams:
             counted_as: see `Route.counted_as`.
         """
         if controls is None:
-            return UNMONITORED
-        key = stream_key(stream, caller)
-        own = self._streams.get(key)
-        if own is None:
-            own = self._open(key, named=stream is not None)
-        else:
-            self._streams.move_to_end(key)
-        window = None if counted_as is None else (stream_key(None, caller).hex()[:16], counted_as)
-        return StreamControllers(self, own, self._shared if stream is None else None, controls, window)
+            return UNWATCHED
+        key = stream_key(None, caller)
+        logs = self.monitor.logs(key, None if stream is None else stream_key(stream, caller))
+        window = None if counted_as is None else (key.hex()[:16], counted_as)
+        return Watched(self.monitor, logs, controls.edge_claims, controls.intermediate_claims, window)
 
-    def late(self, caller: str, target: str) -> bool:
-        """Whether too few requests of a caller for a target were answered as routed."""
-        return not self._shared.answered.enough(caller, target)
-
-    def answered(self, caller: str, target: str, *, as_routed: bool) -> None:
-        """Count a request of a caller for a target."""
-        self._shared.answered.add(caller, target, as_routed=as_routed)
-        self._keeper.changed(self._shared)
-
-    def takes(self, claims: Claims) -> bool:
-        """Whether these are claims of the certificates in force."""
-        return self._profiles is None or claims.profile in self._profiles
-
-    def adopt(self, profiles: Collection[str]) -> None:
-        """Put other certificates in force: logs about others are forgotten."""
-        self._profiles = profiles
-        for stream in self.all():
-            stream.keep_only(profiles)
-
-    def live(self, stream: Stream) -> Stream:
-        """The stream as it is now: it may have been evicted, and opened again, while an audit was under way."""
-        if stream is self._shared:
-            return stream
-        return self._streams.get(stream.key) or self._open(stream.key, named=stream.named)
-
-    def audited(self, stream: Stream) -> None:
-        """Count and log what new outcomes have changed about a stream."""
-        before = stream.suspended
-        stream.update()
-        self._keeper.changed(stream)
-        if stream.suspended == before:
+    async def write(self) -> None:
+        """Write what has changed, a batch at a time. What cannot be written is tried again the next time."""
+        file, changed = self._file, self._changed
+        if file is None:
             return
-        if stream.suspended:
-            self._metrics.alarms.labels(self._task).inc()
-        self._report(stream)
+        for _ in range(1 + len(changed) // BATCH):
+            batch = dict(islice(changed.items(), BATCH))
+            if not batch:
+                return
+            for key in batch:
+                del changed[key]
+            states = {key: self._encoded(stream) for key, stream in batch.items()}
+            try:
+                await asyncio.to_thread(file.write, states, file.next())
+            except StateError as error:
+                # What could not be deleted is deleted after the next start: memory is bounded.
+                self._changed = {key: stream for key, stream in (batch | changed).items() if stream is not None}
+                self._failed("write", error)
+                return
+            self._complaint = ""
 
     async def close(self) -> None:
         """Write what is not written yet, and close the file."""
         self._transitions.close()
-        await self._keeper.close()
+        if self._file is None or self._writer is None:
+            return
+        self._stopping.set()
+        await self._writer
+        await self.write()
+        await asyncio.to_thread(self._file.close)
 
-    def _report(self, stream: Stream) -> None:
-        whose = "of the node itself" if stream is self._shared else "named" if stream.named else "of a caller"
-        alarms = sum(monitor.state.alarms for monitor in stream.monitors.values())
+    def _read(self) -> dict[bytes, StreamState]:
+        if self._file is None:
+            return {}
+        try:
+            states, broken = self._file.read()
+        except StateError as error:
+            self._failed("read", error)
+            return {NODE: StreamState(carried=True)}  # there may have been an alarm
+        if broken:
+            self._failed("read", StateError(f"{broken} states of streams cannot be read: these begin suspended"))
+        return states
+
+    def _note(self, key: bytes, stream: Stream | None) -> None:
+        if self._file is not None:
+            self._changed[key] = stream
+
+    def _turned(self, stream: Stream) -> None:
+        """Write an alarm before any answer says so; count and log it, or its end."""
+        if stream.alarm:
+            self._metrics.alarms.labels(self._task).inc()
+            if self._file is not None:
+                try:
+                    self._file.write({stream.key: self._encoded(stream)}, self._file.next(), sync=True)
+                except StateError as error:
+                    self._failed("write", error)
+        whose = (
+            "of the node itself" if stream is self.monitor.node else "named" if stream.state.named else "of a caller"
+        )
+        logs = stream.state.logs.values()
         # Any number of callers and names must not fill the log: they are one subject each.
         self._transitions.note(
             whose,
-            (stream.key, stream.suspended, alarms),
-            logging.WARNING if stream.suspended and not stream.named else logging.INFO,
+            (stream.key, stream.alarm, sum(each.alarms for each in logs)),
+            logging.WARNING if stream.alarm and not stream.state.named else logging.INFO,
             "guarantee %s: stream %s %s is %s certified, after %d audits of which %g disagreed",
-            "suspended" if stream.suspended else "restored",
+            "suspended" if stream.alarm else "restored",
             stream.key.hex(),
             whose,
-            "not as" if stream.suspended else "as",
-            sum(monitor.state.audits for monitor in stream.monitors.values()),
-            sum(monitor.state.disagreements for monitor in stream.monitors.values()),
+            "not as" if stream.alarm else "as",
+            sum(each.audits for each in logs),
+            sum(each.disagreements for each in logs),
         )
 
-    def _open(self, key: bytes, *, named: bool) -> Stream:
-        stream = self._keeper.open(key, self._profiles)
-        stream.named = named
-        while len(self._streams) >= self._limit:
-            _, oldest = self._streams.popitem(last=False)
-            self._keeper.evict(oldest)
-        self._streams[key] = stream
-        return stream
+    def _encoded(self, stream: Stream | None) -> bytes | None:
+        return None if stream is None else encode_state(self.monitor.kept(stream))
+
+    async def _keep_writing(self) -> None:
+        while not self._stopping.is_set():
+            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_INTERVAL_S):
+                    await self._stopping.wait()
+            await self.write()
+
+    def _failed(self, operation: str, error: Exception) -> None:
+        # Logged once, not for every write while a disk is full. The metric counts them all.
+        if self._complaint != str(error):
+            self._complaint = str(error)
+            log.error("%s", error)
+        self._metrics.state_failures.labels(self._task, operation).inc()

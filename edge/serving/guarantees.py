@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certificate_reload import Certification, Source
-from edge.monitoring.request_streams import StreamControllers
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.policy import Policy
@@ -14,6 +13,7 @@ from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import AccuracyGuarantee, StatusReason, Tier
+from hawkvision.guarantee.monitor import Watched
 from hawkvision.models.fingerprints import parts_of
 
 
@@ -74,14 +74,14 @@ class Guarantees:
                 )
         self.stage = replace(stage, temperature=found.temperature, score=found.score)
         self.policy, self.source = found.policy, found.source
-        self._streams.adopt(found.policy.profiles)
+        self._streams.monitor.adopt(found.policy.profiles)
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 
-    def controllers(self, route: Route, stream: str | None, caller: str = "") -> StreamControllers:
+    def controllers(self, route: Route, stream: str | None, caller: str = "") -> Watched:
         """A request's streams; none where no certificate stands behind it, or one for other versions."""
         controls = route.controls if self.edge_certified(route) else None
-        return self._streams.controllers(stream, controls, caller, route.counted_as)
+        return self._streams.watched(stream, controls, caller, route.counted_as)
 
     def edge_certified(self, route: Route) -> bool:
         """Whether the edge stage runs as certified; true for a route that does not ask it."""
@@ -108,14 +108,14 @@ class Guarantees:
         return self.served.references_certified(None if route.intermediate is None else route.intermediate.stage)
 
     def for_answer(
-        self, route: Route, tier: Tier, streams: StreamControllers, reason: StatusReason | None = None
+        self, route: Route, tier: Tier, streams: Watched, reason: StatusReason | None = None
     ) -> AccuracyGuarantee:
         """The guarantee of an answer, given what computed it and the traffic of its stream.
 
         Args:
             route: of the target.
             tier: the tier that answered.
-            streams: of the request.
+            streams: what watches the request.
             reason: why the answer itself cannot be certified; None if it can.
         """
         guarantee, target = route.guarantee, route.guarantee.target
@@ -127,6 +127,6 @@ class Guarantees:
             return without_guarantee(target, reason)
         if guarantee.max_drop is None and guarantee.max_disagreement is None:  # nothing certified is claimed
             return guarantee
-        if route.controls is not None and (not self.served.listed or not streams.monitored):
+        if route.controls is not None and (not self.served.listed or not streams.monitored(route.disagreement)):
             return without_guarantee(target, StatusReason.UNMONITORED)
         return without_guarantee(target, StatusReason.LATE) if streams.late else guarantee

@@ -10,7 +10,7 @@ import math
 
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
-from edge.monitoring.stream import StageScore
+from edge.monitoring.audits import StageScore
 from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
 from hawkvision.core.escalation_api import EscalationReply
@@ -229,7 +229,4 @@ def _consider(
     """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
     request = image.request
     if scores:
-        context.auditor.consider(
-            image.controllers, scores, request.body, request.trace, comparable=context.served.serves(context.best),
-            reference=reference,
-        )  # fmt: skip
+        context.auditor.consider(image.controllers, scores, request.body, request.trace, reference=reference)

@@ -12,11 +12,11 @@ from functools import cached_property
 
 from edge.inference.edge_stage import EdgeStage
 from edge.inference.job_queue import Place
-from edge.monitoring.request_streams import StreamControllers
 from hawkvision.cascade.route import Route
 from hawkvision.core.clock import Deadline
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import WHOLE, Quality, Received, RequestFields
+from hawkvision.guarantee.monitor import Watched
 from hawkvision.imaging.decoding_cost import DecodingCost
 from hawkvision.imaging.image_header import ImageHeader
 from hawkvision.imaging.preprocessing import probe
@@ -70,8 +70,8 @@ class RoutedImage:
 
     request: ImageRequest
     route: Route
-    controllers: StreamControllers
-    """Its streams."""
+    controllers: Watched
+    """The logs that watch it."""
     stage: EdgeStage
     versions: CertifiedVersions
     cost: DecodingCost

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hawkvision.cascade.certification.profile import Certificate, Pair, ReceivedCondition, threshold_value
-from hawkvision.cascade.drift.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.route import (
     Controls,
     Route,
@@ -39,6 +38,7 @@ from hawkvision.core.types import (
     Target,
 )
 from hawkvision.guarantee.answered import stated_drop
+from hawkvision.guarantee.monitor import Claim, Claims, claims_of
 from hawkvision.models.manifest import MeasuredAccuracy
 
 KNOWN_ROUTES: Final = 512

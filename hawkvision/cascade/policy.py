@@ -13,7 +13,6 @@ from typing import Final
 from hawkvision.cascade.certification.profile import Certificate, Condition, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.degraded_input import ReceivedRoutes
-from hawkvision.cascade.drift.monitor import Claim, Claims, claims_of
 from hawkvision.cascade.route import (
     Controls,
     IntermediateRoute,
@@ -38,6 +37,7 @@ from hawkvision.core.types import (
     Target,
 )
 from hawkvision.guarantee.answered import stated_drop
+from hawkvision.guarantee.monitor import Claim, Claims, claims_of
 
 CACHED_TARGETS: Final = 256
 """Targets whose route for whole images is cached; callers use a handful."""

@@ -11,9 +11,9 @@ import msgspec
 
 from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate
-from hawkvision.cascade.drift.monitor import Claims
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
 from hawkvision.guarantee.answered import stated_drop
+from hawkvision.guarantee.monitor import Claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,15 @@ class Route:
     def direct(self) -> bool:
         """Whether the edge stage does not run."""
         return self.threshold == math.inf
+
+    @property
+    def disagreement(self) -> float:
+        """The certified disagreement of the stages below the reference stage; the smaller of two."""
+        controls = self.controls
+        if controls is None:
+            return 0.0
+        claims = [claims for claims in (controls.edge_claims, controls.intermediate_claims) if claims is not None]
+        return min((each.disagreement(self.threshold) for each in claims), default=0.0)
 
 
 def without_guarantee(target: Target, reason: StatusReason) -> AccuracyGuarantee:

@@ -157,7 +157,7 @@ class EdgeMetrics:
         self.streams_suspended = self._gauge("streams_suspended", "Streams whose guarantee is suspended", "task")
         self.state_failures = self._counter(
             "state_failures",
-            "Failures to open, read, write or keep the states of streams or their file",
+            "Failures to open, read or write the state file",
             "task",
             "operation",
         )

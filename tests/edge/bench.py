@@ -22,8 +22,7 @@ from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedMode
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certificate_reload import Certification, MakePolicy
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.stream_keys import DEFAULT_STREAM
-from edge.monitoring.streams import ROWS_PER_STREAM, Streams
+from edge.monitoring.streams import Streams
 from edge.serving.context import EdgeExecutor
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline
@@ -182,13 +181,14 @@ async def bench(
             Ingress(peer.url, connections=connections), kind, clock,
             transport=transport, reducer=ImageReducer(reducer, limits), metrics=metrics.link(task),
         )  # fmt: skip
-    file = StateFile(state_file, ROWS_PER_STREAM * max_streams, DEFAULT_STREAM) if state_file else None
+    file = StateFile(state_file) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
     certification = Certification(profile, policy, versions, None, stage.temperature, policy.pair.score)
-    streams = Streams(task, max_streams, audit_share, metrics, file, policy.profiles)
+    draws = random.Random(1)
+    streams = Streams(task, max_streams, audit_share, metrics, file, clock, draws, policy.profiles)
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)
-    context = make_context(settings, components, executor, datacenter, streams, clock, metrics, random.Random(1))
+    context = make_context(settings, components, executor, datacenter, streams, clock, metrics)
     node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
     try:
         yield Bench(node, backend, clock)
@@ -235,4 +235,4 @@ def audits(it: Bench, *outcomes: str) -> float:
 
 def outcomes(it: Bench) -> int:
     """Audited outcomes in all logs."""
-    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
+    return sum(log.audits for stream in it.node.streams.monitor.all() for log in stream.state.logs.values())

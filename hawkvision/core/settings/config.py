@@ -172,13 +172,14 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "A request with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits "
         "until the deadline.", ge=0.0, lt=1.0)] = 0.05
     audit_share: Annotated[float, GUARANTEES(
-        "Share of images that the reference stage answers too, in the background, to monitor guarantees; 0 for none. "
-        "Without audits, answers from lower stages are not certified.", ge=0.0, le=0.2)] = 0.02
+        "Share of images that the reference stage answers too, in the background, to monitor guarantees: up to 0.2 on "
+        "suspicion, 0 for none. Without audits, answers from lower stages are not certified.", ge=0.0, le=0.2)] = 0.02
     state_file: Annotated[Path | None, GUARANTEES(
         "SQLite file that keeps the state of streams across restarts. Default: one per task and address below "
         "`$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0.")] = None
     max_streams: Annotated[Count, GUARANTEES(
-        "Streams kept in memory, 1 to 10 kB each; the least recently used makes room.")] = 4096
+        "Streams and callers kept in memory, 1 to 10 kB each; the least recently used makes room. As many more are "
+        "kept that are suspended.")] = 4096
     policy: Annotated[Word, POLICY(
         "The policy that decides where an image is answered. Others than `hawkvision` come with packages that name "
         "them by an entry point of `hawkvision.policies`; they certify nothing.")] = HAWKVISION

@@ -3,18 +3,17 @@ claimed.
 
     python -m tests.bench.cascade.guarantees [--seeds 50] [--requests 100000] [--only simulated|node] [--fault NAME]
 
-*The delay is derived before the run.* It follows from a monitor's claims, bets and threshold
-(`hawkvision.cascade.drift.monitor`), the share of audits, and the disagreement that the fault causes. Let Z and W be
-the numbers of audits so far that differ and agree, Poisson variables. The delay is the first number of requests at
-which P(Z · on + W · off ≥ ln T) is 1/2, or 0.95, for the best of the bets, plus a block of audits, because bets start
-with blocks. The monitor makes all bets at once and raises the alarm at the first that reaches T, so this is an upper
-bound.
+*The delay is derived before the run.* It follows from a log's claims, bets and threshold
+(`hawkvision.guarantee.monitor`), the share of audits without suspicion, and the disagreement that the fault causes. Let
+Z and W be the numbers of audits so far that differ and agree, Poisson variables. The delay is the first number of
+requests at which one bet alone reaches the threshold with probability 1/2, or 0.95, for the best of the bets, plus a
+block of audits, because bets start with blocks. All bets count together and suspicion raises the share, so this is an
+upper bound.
 
-*Simulated:* the same monitor and draws, `--seeds` times each: median and 95th percentile of the delay, and false
+*Simulated:* the same log and draws, `--seeds` times each: median and 95th percentile of the delay, and false
 alarms in traffic on the exact bounds, per 100,000 requests; once with disagreements of 0 or 1, once with fractions.
 *Node:* one run of each fault through an edge node over HTTP to a datacenter tier of this bench, for classification and
-detection: `certified` counts the answers still certified after the derived 95th percentile; it must be 0. There, as few
-audits take place as a monitored stream needs (half of those due), and as many run when the fault begins as ever can.
+detection: `certified` counts the answers still certified after the derived 95th percentile; it must be 0.
 Exit status 1 if one is counted, a simulated 95th percentile exceeds the derived one, or false alarms exceed theirs.
 """
 
@@ -38,8 +37,6 @@ from typing import Any, Final
 import numpy as np
 from scipy.stats import poisson
 
-from edge.monitoring.audits import MOST_UNDER_WAY
-from hawkvision.cascade.drift.monitor import ALTERNATIVES, BLOCK, LEAST_COMPLETED, LOG, Claims, Monitor
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import (
@@ -51,6 +48,7 @@ from hawkvision.core.types import (
     Target,
     Tensors,
 )
+from hawkvision.guarantee.monitor import BETS, BLOCK, HORIZON, MOST_SHARE, Claims, Log
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
 from tests.edge.bench import SURE, Bench, bench, known, outcomes
@@ -69,6 +67,10 @@ FEWER: Final = 5
 """Fewer requests of traffic on the bounds where disagreements are fractions: each of them takes a test."""
 NODE_SHARE: Final = 0.2
 """Of audits, at the node: the largest that a node can be set to, so that the bench is over in time."""
+CALLERS_PART: Final = 0.25
+"""Of δ, for the log of a caller."""
+UNDER_WAY: Final = 16
+"""Audits that may be under way when a fault begins."""
 MOST_REQUESTS: Final = 1_000_000
 CALLER: Final = "127.0.0.1"
 EDGE_CLASS: Final = 3
@@ -91,15 +93,13 @@ class Delay:
 
 def derived(claims: Claims, rates: Sequence[float], share: float, *, fresh: bool = False) -> Delay:
     """An upper bound on the delay's quantiles; `rates` are what each claim's P(Z = 1) has become."""
-    monitor = Monitor(claims, shared=False)
-    on, off = monitor._alarm_bets
-    bets = [
-        (rate, float(on[k, a]), float(off[k, a])) for k, rate in enumerate(rates) for a in range(len(ALTERNATIVES))
-    ]  # fmt: skip
+    log = Log(claims, CALLERS_PART)
+    on, off = map(np.log, log.alarm_bets)
+    at = math.log(log.alarm_at * on.size)
+    bets = [(rate, float(on[k, a]), float(off[k, a])) for k, rate in enumerate(rates) for a in range(len(BETS))]
     found = []
     for chance in (0.5, 0.95):
-        times = [_requests(rate * share, (1.0 - rate) * share, up, down, monitor.alarm_at, chance)
-                 for rate, up, down in bets]  # fmt: skip
+        times = [_requests(rate * share, (1.0 - rate) * share, up, down, at, chance) for rate, up, down in bets]
         found.append(min(times) + (0.0 if fresh else BLOCK / share))
     return Delay(*found)
 
@@ -176,25 +176,27 @@ def simulate(
     rng: np.random.Generator,
     *,
     fractions: bool = False,
-) -> int:
-    """Requests of traffic `after` until the alarm, after some of `before`; `requests` if none is raised.
+) -> tuple[int, int]:
+    """Requests of traffic `after` until the alarm, after some of `before`, and audits; `requests` if none is raised.
 
     With `fractions` answers differ by fractions of the same mean, beta distributed.
     """
-    monitor = Monitor(claims, shared=False)
+    log = Log(claims, CALLERS_PART)
     if before is not None:
         for score, differs in _audits(before, int(rng.integers(200, 600)), rng, fractions):
-            monitor.record(score, differs)
-        if monitor.suspended:
-            return 0
-    due = rng.geometric(AUDIT_SHARE, size=int(1.5 * requests * AUDIT_SHARE) + 50).cumsum()
-    for at, (score, differs) in zip(due.tolist(), _audits(after, len(due), rng, fractions), strict=True):
-        if at > requests:
-            break
-        monitor.record(score, differs)
-        if monitor.suspended:
-            return int(at)
-    return requests
+            log.record(score, differs)
+        if log.alarm:
+            return 0, 0
+    at = audits = 0
+    while True:
+        for score, differs in _audits(after, 1000, rng, fractions):
+            at += int(rng.geometric(min(AUDIT_SHARE * log.suspicion, MOST_SHARE)))
+            if at > requests:
+                return requests, audits
+            log.record(score, differs)
+            audits += 1
+            if log.alarm:
+                return at, audits
 
 
 def _audits(traffic: Traffic, count: int, rng: np.random.Generator, fractions: bool) -> list[tuple[float, float]]:
@@ -232,7 +234,7 @@ def simulated(seeds: int, requests: int, *, fractions: bool = False) -> list[str
         expected = derived(claims, fault.rates, AUDIT_SHARE)
         limit = int(min(3.0 * expected.late, MOST_REQUESTS))
         delays = [
-            simulate(claims, quiet, fault, limit, np.random.default_rng(seed), fractions=fractions)
+            simulate(claims, quiet, fault, limit, np.random.default_rng(seed), fractions=fractions)[0]
             for seed in range(seeds)
         ]
         median, late = np.percentile(delays, [50, 95])
@@ -240,15 +242,16 @@ def simulated(seeds: int, requests: int, *, fractions: bool = False) -> list[str
         if late > expected.late:
             failures.append(f"{name}: simulated P95 {late:,.0f} > derived {expected.late:,.0f}")
     bound = traffic(claims, 1.0, accepted)
-    false = sum(
-        simulate(claims, None, bound, requests, np.random.default_rng(seed), fractions=fractions) < requests
+    ends = [
+        simulate(claims, None, bound, requests, np.random.default_rng(seed), fractions=fractions)
         for seed in range(seeds)
-    )
-    per = false / seeds / requests * 1e5
-    most = claims.delta / 2.0 / (LOG / AUDIT_SHARE) * 1e5
-    print(f"false alarms per 100,000 requests on the very bounds: {per:.4f} ({false} in {seeds} x {requests:,}); "
-          f"stated: at most {most:.4f}")  # fmt: skip
-    if false > seeds * requests * 1e-5 * most + 3.0 * math.sqrt(seeds * requests * 1e-5 * most) + 1.0:
+    ]
+    false, audits = sum(at < requests for at, _ in ends), sum(audits for _, audits in ends)
+    share = audits / sum(at for at, _ in ends)
+    most = claims.delta * CALLERS_PART * audits / HORIZON
+    print(f"false alarms on the very bounds: {false} in {seeds} x {requests:,} requests, {share:.1%} of them audited; "
+          f"stated: at most {most:.2f} on average")  # fmt: skip
+    if false > most + 3.0 * math.sqrt(most) + 1.0:
         failures.append("more false alarms than stated")
     return failures
 
@@ -319,8 +322,7 @@ async def disagreeing(peer: Peer, target: Target, times: float) -> tuple[str, in
         weight = weight_of(peer)
         rate = min(weight, times * bound)
         await ask(it, target, 100)
-        late = derived(claims, [rate] * len(claims.claims), NODE_SHARE * LEAST_COMPLETED).late
-        late += MOST_UNDER_WAY / NODE_SHARE
+        late = derived(claims, [rate] * len(claims.claims), NODE_SHARE).late + UNDER_WAY / NODE_SHARE
         peer.differing = rate / weight
         try:
             answers = await ask(it, target, int(late) + 100)
@@ -331,48 +333,45 @@ async def disagreeing(peer: Peer, target: Target, times: float) -> tuple[str, in
 
 
 async def link_down(peer: Peer, target: Target) -> tuple[str, int]:
-    """The link is down for longer than the coverage remembers; then an alarm stands, and the link is down again."""
+    """Audits wait while the link is down; then they raise an alarm, and the link is down again."""
     async with node_of(peer, audit_share=NODE_SHARE) as it:
         await known(it.node)
-        await ask(it, target, 20)
-        await until(lambda: not it.node.auditor._under_way)
-        peer.stages_delay_s = 30.0
-        assert it.node.datacenter is not None
-        try:
-            it.node.datacenter.link.connected = False
-            wrong = held((await ask(it, target, 1_200))[100:])
-        finally:
-            peer.stages_delay_s = 0.0
-        it.node.datacenter.lost.set()
-        await until(lambda: it.node.datacenter is not None and it.node.datacenter.up)
-        asked, again = 0, False
-        while not again and asked < 4_000:
-            again, asked = held(await ask(it, target, 20)) > 0, asked + 20
-        await until(lambda: not it.node.auditor._under_way)
         peer.differing = 1.0
-        await ask(it, target, 400)
-        await until(lambda: not it.node.auditor._under_way)
-        peer.differing, peer.stages_delay_s = 0.0, 30.0
-        try:
-            it.node.datacenter.link.connected = False
-            wrong += held(await ask(it, target, 2_000))
-        finally:
-            peer.stages_delay_s = 0.0
-        return f"unmonitored while down, held again {asked} requests after; alarm outlasts the next outage", wrong
+        await _without_link(it, peer, target, 400)
+        waited = it.node.auditor.pending
+        it.node.datacenter.lost.set()  # type: ignore[union-attr]
+        await until(lambda: it.node.datacenter is not None and it.node.datacenter.up)
+        await until(lambda: not it.node.auditor.pending)
+        peer.differing = 0.0
+        wrong = held(await ask(it, target, 20)) + held(await _without_link(it, peer, target, 2_000))
+        return f"{waited} audits wait and raise an alarm, which outlasts the next outage", wrong
+
+
+async def _without_link(it: Bench, peer: Peer, target: Target, requests: int) -> list[Answer]:
+    assert it.node.datacenter is not None
+    peer.stages_delay_s = 30.0
+    try:
+        it.node.datacenter.link.connected = False
+        return await ask(it, target, requests)
+    finally:
+        peer.stages_delay_s = 0.0
 
 
 async def without_room(peer: Peer, target: Target) -> tuple[str, int]:
-    """Every audit finds the only connection taken."""
+    """Every audit finds the only connection taken, until it is free."""
     async with node_of(peer, connections=1, audit_share=NODE_SHARE) as it:
         await known(it.node)
-        peer.held = True
+        peer.held, peer.differing = True, 1.0
         waiting = asyncio.create_task(it.ask(target=Quality.BEST))
         asked = len(peer.bodies)
         await until(lambda: len(peer.bodies) > asked)
-        answers = await ask(it, target, 400)
+        await ask(it, target, 400)
+        waited = it.node.auditor.pending
         peer.held = False
         await waiting
-        return "audits are due and missed", held(answers[100:])
+        await until(lambda: not it.node.auditor.pending)
+        peer.differing = 0.0
+        return f"{waited} audits wait and raise an alarm", held(await ask(it, target, 20))
 
 
 async def evicted(peer: Peer, target: Target) -> tuple[str, int]:
@@ -381,7 +380,7 @@ async def evicted(peer: Peer, target: Target) -> tuple[str, int]:
         await known(it.node)
         peer.differing = 1.0
         await ask(it, target, 400, "camera 1")
-        await until(lambda: not it.node.auditor._under_way)
+        await until(lambda: not it.node.auditor.pending)
         peer.differing = 0.0
         for other in range(5):
             await ask(it, target, 4, f"camera {other + 2}")
@@ -396,7 +395,7 @@ async def restarted(peer: Peer, target: Target) -> tuple[str, int]:
             await known(it.node)
             peer.differing = 1.0
             await ask(it, target, 400)
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
         peer.differing = 0.0
         async with node_of(peer, audit_share=NODE_SHARE, state_file=file) as it:
             await known(it.node)
@@ -421,12 +420,12 @@ async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
                 answer = await it.ask(target=Quality.BEST)
                 wrong += held([answer]) if answer.index == ANSWER_CLASS else 0
                 said += held([answer])
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
             peer.states = OTHER_VERSION
             await it.ask(target=Quality.BEST)
             learned = outcomes(it)
             wrong += held(await ask(it, target, 400))
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
             wrong += outcomes(it) - learned
         finally:
             peer.states, peer.top_k = AS_LISTED, certified
@@ -444,7 +443,7 @@ async def other_provider(peer: Peer, target: Target) -> tuple[str, int]:
         try:
             await it.ask(target=Quality.BEST)
             wrong += held(await ask(it, target, 200))
-            await until(lambda: not node.auditor._under_way)
+            await until(lambda: not node.auditor.pending)
             wrong += outcomes(it)
         finally:
             peer.states = AS_LISTED

@@ -1,4 +1,4 @@
-"""The state file: what is kept comes back, what is not ours is refused, and it never grows beyond its bound."""
+"""The state file: what is kept comes back, and what is not ours is refused."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.monitoring.state_opening import open_state
-from edge.monitoring.state_store import StateError, StateFile, StreamState, decode_state, encode_state
-from hawkvision.cascade.drift.monitor import MonitorState
+from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, decode_state, encode_state
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.guarantee.monitor import NODE, LogState, StreamState
 from tests.fuzz.examples import examples
 
-OWN = bytes(16)
 NAMES = st.text(max_size=40)
 LOGS = st.builds(
-    MonitorState,
-    key=NAMES,
-    outcomes=st.binary(max_size=50).map(bytearray),
-    callers=st.lists(NAMES, max_size=3),
-    failed=st.none() | st.integers(0, 100),
-    alarms=st.integers(1, 2**53),
+    LogState,
+    evidence=st.lists(st.floats(0.0, 1e30), max_size=9),
+    counted=st.integers(0, 2**53),
+    alarm=st.booleans(),
+    alarms=st.integers(0, 2**53),
+    disagreements=st.floats(0.0, 1e9),
 )
 STATES = st.builds(
     StreamState,
-    monitors=st.dictionaries(NAMES, LOGS, max_size=3),
-    suspended_before=st.booleans(),
+    logs=st.dictionaries(NAMES, LOGS, max_size=3),
+    carried=st.booleans(),
+    lost=st.booleans(),
+    due=st.lists(st.booleans(), max_size=9),
 )
 
 
-def state(audits: int = 5, *, suspended: bool = False) -> StreamState:
-    failed, alarms = (0, 1) if suspended else (None, 0)
-    return StreamState({"c": MonitorState("c", failed=failed, alarms=alarms, audits=audits)})
-
-
-def row(place: bytes, state: StreamState) -> tuple[bytes, bytes, bool]:
-    return place, encode_state(state), state.suspended
+def state(audits: int = 5, *, alarm: bool = False) -> StreamState:
+    return StreamState({"c": LogState([1.0, 2.5], alarm=alarm, audits=audits)})
 
 
 def place(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
+def write(file: StateFile, states: dict[bytes, StreamState | None]) -> None:
+    file.write({key: None if each is None else encode_state(each) for key, each in states.items()}, file.next())
+
+
 @contextmanager
-def opened(path: Path, rows: int = 100) -> Iterator[StateFile]:
-    with closing(StateFile(path, rows, OWN)) as file:
+def opened(path: Path) -> Iterator[StateFile]:
+    with closing(StateFile(path)) as file:
         yield file
 
 
@@ -73,91 +73,60 @@ def test_any_bytes_are_a_state_or_refused(data: bytes) -> None:
         assert isinstance(decode_state(data), StreamState)
 
 
-@pytest.mark.parametrize("change", [{"alarms": -1}, {"failed": 0}])
-def test_a_log_that_cannot_be_is_refused(change: dict[str, object]) -> None:
-    log = msgspec.structs.replace(MonitorState("c"), **change)
-    with pytest.raises(ValueError, match="no monitor can have this state"):
-        decode_state(encode_state(StreamState(monitors={"c": log})))
-
-
-def test_what_was_written_is_read_after_reopening(path: Path) -> None:
+def test_what_was_written_is_read_after_reopening_and_what_was_deleted_is_not(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(place(1), state(7))])
+        write(file, {place(1): state(7), place(2): state(8)})
+        write(file, {place(1): state(9), place(2): None})
     with opened(path) as file:
-        assert file.read(place(1)) == state(7)
-        assert file.read(place(2)) is None
+        assert file.read() == ({place(1): state(9)}, 0)
 
 
 def test_nobody_but_the_nodes_user_may_read_what_it_keeps(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(OWN, state())])
+        write(file, {NODE: state()})
         kept = list(path.parent.iterdir())
         assert path in kept
         assert {each.stat().st_mode & 0o077 for each in kept} == {0}
 
 
-def test_the_newest_of_two_states_counts(path: Path) -> None:
+def test_an_alarm_is_not_undone_by_a_state_that_was_encoded_before_it_and_is_written_after_it(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(place(1), state(1))])
-        file.write([row(place(1), state(2))])
-        assert file.read(place(1)) == state(2)
+        before, alarm = file.next(), file.next()
+        file.write({place(1): encode_state(state(alarm=True))}, alarm, sync=True)
+        file.write({place(1): encode_state(state()), place(2): encode_state(state())}, before)
+        file.write({place(1): None}, before)
+    with opened(path) as file:
+        assert file.read()[0] == {place(1): state(alarm=True), place(2): state()}
+        assert file.next() > alarm
 
 
-def test_rows_are_bounded_and_the_nodes_own_stream_stays(path: Path) -> None:
-    with opened(path, rows=10) as file:
-        file.write([row(OWN, state(9))])
-        for first in range(1, 100, 7):
-            file.write([row(place(first + i), state()) for i in range(7)])
-        assert file.read(OWN) == state(9)
-        assert file.read(place(99)) is not None
-        assert file.read(place(1)) is None
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("alarms", [0, 2])
+def test_alarms_in_an_older_file_become_one_of_the_node(path: Path, version: int, alarms: int) -> None:
     with closing(sqlite3.connect(path)) as raw:
-        assert raw.execute("SELECT count(*) FROM states").fetchone() == (10,)
-
-
-def test_rows_with_an_alarm_go_last_and_the_file_remembers_that_one_had_to(path: Path) -> None:
-    with opened(path, rows=10) as file:
-        file.write([row(place(number), state(suspended=True)) for number in range(1, 6)])
-        file.write([row(place(number), state()) for number in range(100, 150)])
-        assert all(file.read(place(number)) for number in range(1, 6))
-        assert file.full is False
-        file.write([row(place(number), state(suspended=True)) for number in range(200, 220)])
-    with opened(path, rows=10) as file:
-        assert file.full
-
-
-def test_a_file_of_the_version_before_keeps_its_alarms(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with opened(path) as file:
-        file.write([row(place(1), state()), row(place(2), state(suspended=True)), row(OWN, state(suspended=True))])
-        file.write([], full=True)
-    with closing(sqlite3.connect(path)) as raw:
-        raw.execute("PRAGMA user_version = 2")
-    with opened(path) as file:
-        alarm = StreamState(suspended_before=True)
-        assert [file.read(key) for key in (place(1), place(2), OWN)] == [None, alarm, alarm]
-        assert file.full
-    assert "the 2 streams that were suspended stay so" in caplog.text
-
-
-def test_age_goes_on_counting_after_a_restart(path: Path) -> None:
-    for number in (1, 2, 3):
-        with opened(path, rows=2) as file:
-            file.write([row(place(number), state())])
-    with opened(path) as file:
-        assert [file.read(place(number)) is not None for number in (1, 2, 3)] == [False, True, True]
+        raw.executescript(
+            "CREATE TABLE states (stream BLOB NOT NULL PRIMARY KEY, state BLOB NOT NULL, suspended INTEGER NOT NULL, "
+            f"written INTEGER NOT NULL); PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {version};"
+        )
+        with raw:
+            rows = [(place(number), b"{}", number < alarms, number) for number in range(5)]
+            raw.executemany("INSERT INTO states VALUES (?, ?, ?, ?)", rows)
+    for _ in range(2):
+        with opened(path) as file:
+            assert file.read() == ({NODE: StreamState(carried=alarms > 0)}, 0)
 
 
 def test_two_nodes_on_one_file_are_refused(path: Path) -> None:
     with opened(path), pytest.raises(ConfigError, match="in use by another node"):
-        StateFile(path, 10, OWN)
+        StateFile(path)
     with opened(path) as file:
-        assert file.read(place(1)) is None
+        assert file.read() == ({}, 0)
 
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"surveillance notes, please keep\n" * 100)
     with pytest.raises(StateError, match=r"state\.sqlite3: cannot be used: file is not a database"):
-        StateFile(path, 10, OWN)
+        StateFile(path)
     assert path.read_bytes().startswith(b"surveillance")
 
 
@@ -165,7 +134,7 @@ def test_a_database_of_something_else_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("CREATE TABLE albums (name TEXT)")
     with pytest.raises(ConfigError, match="database of something else"):
-        StateFile(path, 10, OWN)
+        StateFile(path)
 
 
 def test_a_file_of_another_version_is_refused(path: Path) -> None:
@@ -173,66 +142,67 @@ def test_a_file_of_another_version_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA user_version = 7")
-    with pytest.raises(StateError, match="has version 7, this node reads 3"):
-        StateFile(path, 10, OWN)
+    with pytest.raises(StateError, match="has version 7, this node reads 4"):
+        StateFile(path)
 
 
 def test_a_corrupt_file_is_refused(path: Path) -> None:
-    with opened(path, rows=1_000) as file:
-        file.write([row(place(number), state()) for number in range(500)])
+    with opened(path) as file:
+        write(file, {place(number): state() for number in range(500)})
     data = bytearray(path.read_bytes())
     data[8192 : len(data) // 2] = b"\xff" * (len(data) // 2 - 8192)
     path.write_bytes(data)
     with pytest.raises(StateError, match=r"corrupt|malformed"):
-        StateFile(path, 10, OWN)
+        StateFile(path)
 
 
 @pytest.mark.parametrize("where", ["missing/state.sqlite3", "."])
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, where: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
-        StateFile(tmp_path / where, 10, OWN)
+        StateFile(tmp_path / where)
 
 
 def test_an_empty_file_left_by_a_crash_is_taken(path: Path) -> None:
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA journal_mode = WAL")
     with opened(path) as file:
-        file.write([row(place(1), state())])
-        assert file.read(place(1)) == state()
+        write(file, {place(1): state()})
+        assert file.read() == ({place(1): state()}, 0)
 
 
 def test_reads_and_writes_that_fail_later_say_so_and_work_again(path: Path) -> None:
     with opened(path) as file, closing(sqlite3.connect(path)) as raw:
         raw.execute("ALTER TABLE states RENAME TO stolen")
         with pytest.raises(StateError, match="cannot write"):
-            file.write([row(place(1), state())])
+            write(file, {place(1): state()})
         with pytest.raises(StateError, match="cannot read"):
-            file.read(place(1))
+            file.read()
         raw.execute("ALTER TABLE stolen RENAME TO states")
-        file.write([row(place(1), state())])
-        assert file.read(place(1)) == state()
+        write(file, {place(1): state()})
+        assert file.read() == ({place(1): state()}, 0)
 
 
-def test_a_row_that_is_no_state_is_an_error_not_a_state(path: Path) -> None:
+@pytest.mark.parametrize(
+    "row", [b"[]", b"\x00", b'{"logs": {"c": {"alarms": -1}}}', b'{"logs": {"c": {"evidence": [-1]}}}']
+)
+def test_a_row_that_is_no_state_is_an_alarm(path: Path, row: bytes) -> None:
     with opened(path) as file:
-        file.write([(place(1), b"[]", False)])
-        with pytest.raises(StateError, match="cannot read"):
-            file.read(place(1))
+        file.write({place(1): row, place(2): encode_state(state())}, file.next())
+        assert file.read() == ({place(1): StreamState(carried=True), place(2): state()}, 1)
 
 
 def test_what_was_kept_is_read_from_a_disk_that_takes_no_more(path: Path) -> None:
     with opened(path) as file:
-        file.write([row(place(1), state(7))])
+        write(file, {place(1): state(7)})
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     path.with_name(f"{path.name}.lock").unlink()
     path.with_name(f"{path.name}.lock").mkdir()  # as good as a disk on which no file can be made
     with opened(path) as file:
         assert file.unwritable is not None
-        assert file.read(place(1)) == state(7)
         with pytest.raises(StateError, match="cannot write"):
-            file.write([row(place(1), state(8))])
-        assert file.read(place(1)) == state(7)
+            write(file, {place(1): state(8)})
+        assert file.read() == ({place(1): state(7)}, 0)
 
 
 @settings(max_examples=examples(300))
@@ -241,15 +211,13 @@ def test_whatever_part_of_a_file_is_damaged_it_is_opened_or_given_up(
     tmp_path_factory: pytest.TempPathFactory, start: int, length: int, fill: int
 ) -> None:
     path = tmp_path_factory.mktemp("state") / "state"
-    with opened(path, rows=1_000) as file:
-        file.write([row(place(number), state()) for number in range(60)])
+    with opened(path) as file:
+        write(file, {place(number): state() for number in range(60)})
     data = bytearray(path.read_bytes())
     data[start : start + length] = bytes([fill]) * max(0, min(length, len(data) - start))
     path.write_bytes(data)
     with suppress(StateError), opened(path) as file:
-        for number in range(60):
-            with suppress(StateError):
-                file.read(place(number))
+        file.read()
 
 
 # ------------------------------------------------------------------------------------------------ where it is kept

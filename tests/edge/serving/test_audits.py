@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge.monitoring.audits import MOST_AT_ONCE, MOST_UNDER_WAY
+from edge.monitoring.audits import MOST_AT_ONCE, MOST_ATTEMPTS
 from hawkvision.core.escalation_api import parse_escalation_headers
 from hawkvision.core.types import (
     AccuracyStatus,
@@ -28,6 +28,7 @@ from tests.edge.bench import (
     run,
 )
 from tests.edge.peer import Peer
+from tests.images import encoded
 from tests.waiting import until
 
 # ------------------------------------------------------------------------------------------------------- audits
@@ -40,7 +41,7 @@ def test_audits_check_a_small_share_of_accepted_answers_and_show_in_no_answer(la
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
             answers = await many(it, 400)
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
             return answers, audits(it, "agree"), it.counted("escalations_total", reason="audit")
 
     answers, agreed, escalated = run(scenario)
@@ -78,52 +79,69 @@ def _titled(headers: dict[str, str]) -> dict[str, str]:
     return {names.get(name, name): value for name, value in headers.items()}
 
 
-def test_audits_that_hang_delay_nobody_are_bounded_and_end_with_the_node(large: Peer) -> None:
+def test_audits_that_hang_delay_nobody_wait_and_end_with_the_node(large: Peer) -> None:
     large.delay_s = 30.0
 
     async def scenario() -> tuple[list[Answer], int, Bench]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
-            answers = await many(it, 400)
-            assert len(it.node.auditor._under_way) == MOST_UNDER_WAY
-            return answers, int(audits(it, "skipped")), it
+            return await many(it, 400), it.node.auditor.pending, it
 
-    answers, skipped, it = run(scenario)
+    answers, pending, it = run(scenario)
     assert {answer.tier for answer in answers} == {Tier.EDGE}
-    assert skipped > 0
-    assert audits(it, "skipped") == skipped + MOST_UNDER_WAY, "those under way were given up"
+    assert MOST_AT_ONCE < pending == audits(it, "missed")
     assert len(large.bodies) == MOST_AT_ONCE
 
 
-def test_audits_leave_the_connections_to_escalations(large: Peer) -> None:
+def test_the_images_that_wait_are_bounded_in_bytes(large: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.monitoring.audits.MOST_BYTES", 2 * len(encoded()))
     large.delay_s = 30.0
 
-    async def scenario() -> tuple[float, float]:
+    async def scenario() -> tuple[int, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            await many(it, 200)
+            return it.node.auditor.pending, audits(it, "missed")
+
+    pending, missed = run(scenario)
+    assert pending <= 2 < missed
+
+
+def test_audits_leave_the_connections_to_escalations_and_are_made_later(large: Peer) -> None:
+    large.top_k = AGREES
+
+    async def scenario() -> None:
         async with bench(large, SURE, connections=1, audit_share=0.2) as it:
             await known(it.node)
+            large.held = True
             waiting = asyncio.create_task(it.ask(target=Quality.BEST))
             await until(lambda: len(large.bodies) == 1)
             await many(it, 200)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            return audits(it, "skipped"), it.counted("escalations_total", reason="audit")
+            assert it.counted("escalations_total", reason="audit") == outcomes(it) == 0
+            due = it.node.auditor.pending
+            large.held = False
+            await waiting
+            await until(lambda: not it.node.auditor.pending)
+            assert 0 < due == audits(it, "agree") == outcomes(it) / 2
 
-    skipped, sent = run(scenario)
-    assert skipped > 0
-    assert sent == 0
+    run(scenario)
 
 
-def test_a_failed_audit_is_counted_and_teaches_nothing(large: Peer) -> None:
+def test_an_audit_that_goes_on_failing_is_missing_and_teaches_nothing(
+    large: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.monitoring.audits.RETRY_S", 0.0)
     large.garbage = True
 
-    async def scenario() -> tuple[float, int]:
+    async def scenario() -> tuple[float, int, AccuracyStatus]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
-            while not audits(it, "failed"):
+            while not audits(it, "missed"):
                 await it.ask()
-            return audits(it, "agree", "differ"), outcomes(it)
+            assert it.counted("escalations_total", reason="audit") >= MOST_ATTEMPTS
+            return audits(it, "agree", "differ"), outcomes(it), (await it.ask()).accuracy.status
 
-    assert run(scenario) == (0.0, 0)
+    assert run(scenario) == (0.0, 0, AccuracyStatus.BEST_EFFORT)
 
 
 @pytest.mark.parametrize("says", [{"fingerprint": "b" * 64}, {"stages_delay_s": 30.0}])

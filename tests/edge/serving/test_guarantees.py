@@ -68,7 +68,7 @@ def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_an
     async def scenario() -> tuple[Answer, Answer, ListedTarget, list[float]]:
         async with bench(large, SURE, audit_share=0.2) as it:
             large.top_k = AGREES
-            before = (await many(it, 100))[-1]
+            before = (await many(it, 40))[-1]
             large.top_k = DIFFERS
             await raise_alarm(it)
             after = await it.ask()
@@ -81,7 +81,7 @@ def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_an
     assert (after.degraded, after.accuracy.status) == (False, AccuracyStatus.SUSPENDED)
     assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
     assert (listed.status, listed.status_reason, listed.max_drop) == ("suspended", StatusReason.ALARM, None)
-    assert counted == [1.0, 1.0]
+    assert min(counted) >= 1.0, "of the caller, and of the node if that was a tenth of its last requests"
 
 
 def test_the_guarantee_returns_when_the_best_stage_agrees_again(large: Peer) -> None:
@@ -142,25 +142,16 @@ def test_an_alarm_suspends_every_target_of_its_stream(large: Peer) -> None:
     assert run(scenario) == [AccuracyStatus.SUSPENDED, AccuracyStatus.SUSPENDED]
 
 
-def test_one_caller_suspends_itself_and_nobody_else(large: Peer) -> None:
+def test_a_caller_suspends_itself_and_with_a_tenth_of_the_traffic_the_node(large: Peer) -> None:
     async def scenario() -> list[AccuracyStatus]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it, caller="mallory", target=Quality.FAST)
-            await many(it, 300, caller="mallory", target=Quality.FAST)
             answers = [await it.ask(caller=caller, target=Quality.FAST) for caller in ("mallory", "camera")]
+            await many(it, 100, caller="mallory", target=Quality.FAST)
+            answers.append(await it.ask(caller="camera", target=Quality.FAST))
             return [answer.accuracy.status for answer in answers]
 
-    assert run(scenario) == [AccuracyStatus.SUSPENDED, AccuracyStatus.CERTIFIED]
-
-
-def test_three_callers_suspend_the_node(large: Peer) -> None:
-    async def scenario() -> AccuracyStatus:
-        async with bench(large, SURE, audit_share=0.2) as it:
-            for caller in ("a", "b", "c"):
-                await raise_alarm(it, caller=caller)
-            return (await it.ask(caller="camera")).accuracy.status
-
-    assert run(scenario) is AccuracyStatus.SUSPENDED
+    assert run(scenario) == [AccuracyStatus.SUSPENDED, AccuracyStatus.CERTIFIED, AccuracyStatus.SUSPENDED]
 
 
 def test_grey_thumbnails_that_are_only_difficult_suspend_nobody(large: Peer) -> None:
@@ -206,28 +197,30 @@ def test_a_node_without_a_datacenter_claims_nothing_of_edge_answers(target: Targ
 
 
 @pytest.mark.parametrize("target", [Quality.FAST, Quality.BALANCED])
-def test_while_audits_are_impossible_nothing_is_claimed_and_then_it_is_again(large: Peer, target: Target) -> None:
+def test_audits_wait_for_the_link_but_not_too_long(
+    large: Peer, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large.top_k = AGREES
 
     async def scenario() -> list[tuple[AccuracyStatus, StatusReason | None]]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await known(it.node)
             found = [said(await it.ask(target=target))]
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
             assert it.node.datacenter is not None
             large.stages_delay_s = 30.0
             it.node.datacenter.link.connected = False
             found.append(said((await many(it, 200, target=target))[-1]))
+            monkeypatch.setattr("hawkvision.guarantee.monitor.LONGEST_WAIT_S", 0.0)
+            found.append(said(await it.ask(target=target)))
             it.node.datacenter.link.connected = True
-            for _ in range(300):
-                answers = await many(it, 16, target=target)
-                if said(answers[-1]) == found[0]:
-                    break
-            return [*found, said(answers[-1])]
+            await until(lambda: not it.node.auditor.pending)
+            assert audits(it, "missed") == 0
+            return [*found, said(await it.ask(target=target))]
 
-    held, without, again = run(scenario)
-    assert held[0] is again[0] is AccuracyStatus.CERTIFIED
-    assert without == UNMONITORED
+    held, waiting, too_long, again = run(scenario)
+    assert held[0] is waiting[0] is again[0] is AccuracyStatus.CERTIFIED
+    assert too_long == UNMONITORED
 
 
 def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
@@ -236,7 +229,7 @@ def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
     async def scenario() -> tuple[Answer, float]:
         async with bench(large, SURE, audit_share=0.2) as it:
             await raise_alarm(it)
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
             assert it.node.datacenter is not None
             large.stages_delay_s = 30.0
             it.node.datacenter.link.connected = False
@@ -247,7 +240,7 @@ def test_nothing_lifts_an_alarm_while_the_link_is_down(large: Peer) -> None:
 
     answer, streams = run(scenario)
     assert (answer.accuracy.status, answer.tier, answer.degraded_reason, streams) == (
-        AccuracyStatus.SUSPENDED, Tier.EDGE, DegradedReason.UNREACHABLE, 1.0,
+        AccuracyStatus.SUSPENDED, Tier.EDGE, DegradedReason.UNREACHABLE, 2.0,
     )  # fmt: skip
 
 
@@ -305,7 +298,7 @@ def test_a_restart_resumes_an_alarm(large: Peer, tmp_path: Path) -> None:
     assert run(after) == (True, 1.0)
 
 
-def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Path) -> None:
+def test_a_restart_with_other_certificates_lifts_no_alarm(large: Peer, tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
 
     async def before() -> None:
@@ -317,7 +310,7 @@ def test_state_of_another_certificate_is_not_taken_up(large: Peer, tmp_path: Pat
             return suspended(it)
 
     run(before)
-    assert run(after) is False
+    assert run(after) is True
 
 
 @pytest.mark.parametrize("fields", [{}, {"deadline_ms": 300.0, "on_miss": OnMiss.FAIL}])
@@ -333,7 +326,7 @@ def test_images_that_got_no_answer_are_audited_like_others(large: Peer, fields: 
                 gone.set()
             with pytest.raises((CallerGone, DeadlineMissed)):
                 await it.ask(gone.wait, **fields)
-            return len(it.node.auditor._under_way)
+            return it.node.auditor.pending
 
     assert run(scenario) == 1
 

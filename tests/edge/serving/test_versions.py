@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 
 from edge.monitoring.certificate_reload import Certification
 from edge.monitoring.state_store import StateFile
-from edge.monitoring.stream_keys import DEFAULT_STREAM
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.types import (
@@ -29,6 +29,7 @@ from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.network.transport_choice import Transport
 from hawkvision.tasks.class_scores import Score
 from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run
+from tests.edge.bench import outcomes as learned
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
 from tests.waiting import until
@@ -45,11 +46,6 @@ def claim(guarantee: AccuracyGuarantee) -> tuple[AccuracyStatus, StatusReason | 
 
 def of_answer(answer: Answer) -> tuple[AccuracyStatus, StatusReason | None]:
     return claim(answer.accuracy)
-
-
-def learned(it: Bench) -> int:
-    """Audited outcomes in all logs of all streams."""
-    return sum(m.state.audits for stream in it.node.streams.all() for m in stream.monitors.values())
 
 
 @pytest.fixture(params=["tcp", "datagram"])
@@ -129,19 +125,20 @@ def test_a_datacenter_that_states_nothing_is_served_by_and_never_certified(large
 
 
 @pytest.mark.parametrize("lead", [SURE, UNSURE])
-def test_outcomes_of_another_version_enter_no_log(large: Peer, lead: float) -> None:
+def test_outcomes_of_another_version_enter_no_log(large: Peer, lead: float, monkeypatch: pytest.MonkeyPatch) -> None:
     large.states = OTHER
+    monkeypatch.setattr("edge.monitoring.audits.RETRY_S", 0.0)
 
     async def scenario() -> tuple[int, int, float]:
         async with bench(large, lead, audit_share=0.2) as it:
             await known(it.node)
             await many(it, 100, target=DROP)
-            await until(lambda: not it.node.auditor._under_way)
+            await until(lambda: not it.node.auditor.pending)
             during = learned(it)
             large.states = AS_LISTED
             await many(it, 100, target=DROP)
-            await until(lambda: not it.node.auditor._under_way)
-            return during, learned(it), audits(it, "failed", "skipped")
+            await until(lambda: not it.node.auditor.pending)
+            return during, learned(it), audits(it, "missed")
 
     during, after, missed = run(scenario)
     assert during == 0
@@ -160,7 +157,11 @@ def test_an_intermediate_stage_of_another_version_enters_no_log_and_certifies_no
             large.intermediate_score = 1.0
             by_intermediate = await it.ask(target=THREE_LEVELS)
             await many(it, 40, target=THREE_LEVELS)
-            return passed_over, by_intermediate, {k for s in it.node.streams.all() for k in s.monitors}
+            return (
+                passed_over,
+                by_intermediate,
+                {key for stream in it.node.streams.monitor.all() for key in stream.logs},
+            )
 
     passed_over, by_intermediate, logs = run(scenario)
     assert (passed_over.model, by_intermediate.model) == ("large", "medium")
@@ -270,20 +271,19 @@ def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp
             while it.counted("alarms_total") < 1.0:
                 await many(it, 4, target=Quality.FAST)
             large.held = True
-            while not it.node.auditor._under_way:
+            while not it.node.auditor.pending:
                 await it.ask(target=Quality.FAST)
             it.node.guarantees.adopt(certification(profile=Policy(changed, "small", "large")))
             status = (await it.ask(target=Quality.FAST)).accuracy.status
-            assert status is not AccuracyStatus.SUSPENDED, "the alarm was about the certificates before"
+            assert status is AccuracyStatus.SUSPENDED, "other certificates lift no alarm"
             large.held = False
-            await until(lambda: not it.node.auditor._under_way)
-            keys = {key for stream in it.node.streams.all() for key in stream.monitors}
+            await until(lambda: not it.node.auditor.pending)
+            keys = {key for stream in it.node.streams.monitor.all() for key in stream.state.logs}
             return keys, it.node.policy.profiles
 
     keys, profiles = run(scenario)
     assert {key.partition("/")[0] for key in keys} <= profiles
-    file = StateFile(tmp_path / "state.sqlite3", 256, DEFAULT_STREAM)
-    kept = file.read(DEFAULT_STREAM)
-    file.close()
-    assert kept is not None
-    assert {key.partition("/")[0] for key in kept.monitors} <= profiles
+    with closing(StateFile(tmp_path / "state.sqlite3")) as file:
+        kept, _ = file.read()
+    assert {key.partition("/")[0] for state in kept.values() for key in state.logs} <= profiles
+    assert any(state.alarm for state in kept.values())

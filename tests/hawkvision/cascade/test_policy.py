@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
 from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Escalate, Miss, decide
-from hawkvision.cascade.drift.monitor import Claim
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.clock import Deadline
@@ -29,6 +28,7 @@ from hawkvision.core.types import (
     StatusReason,
 )
 from hawkvision.guarantee.answered import stated_drop
+from hawkvision.guarantee.monitor import Claim
 from tests.hawkvision.cascade.synthetic import make_profile
 
 PROFILE = make_profile()

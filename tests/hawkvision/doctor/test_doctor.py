@@ -154,7 +154,7 @@ def test_state_files_that_are_sound_new_damaged_and_something_elses(tmp_path: Pa
     path = tmp_path / "state.sqlite3"
     reported(files.state_file(path), Level.OK, "can be made")
     assert not path.exists(), "a look changes nothing"
-    StateFile(path, 10, b"").close()
+    StateFile(path).close()
     reported(files.state_file(path), Level.OK, "is sound")
     path.write_bytes(path.read_bytes()[:200] + bytes(4000))
     reported(files.state_file(path), Level.PROBLEM, "move it away")

@@ -1,0 +1,572 @@
+"""Does a certificate still hold for this traffic? Audits bet against it, and an alarm suspends it.
+
+A certificate says of images like its own: the mean of Z = 1{score ≥ τ} · disagreement with the reference stage is at
+most d. A stage has several such claims (τ_k, d_k). Audits are images drawn at random and sent to the reference stage
+whatever their answer was, so each gives every claim a value Z_k in [0, 1].
+
+*Alarm.* Under claim k, E Z_k ≤ d_k. For p > d the factor L = Z · p/d + (1 − Z) · (1 − p)/(1 − d) has mean at most 1, so
+a product of factors is a bet that does not grow on average (Waudby-Smith and Ramdas, JRSS-B 2024). A bet of 1 on each p
+in `BETS` starts at every block of `BLOCK` audits, for every claim. Let R be the mean over claims and p of the
+sums of all bets so far (Shiryaev and Roberts). E R is at most the number of blocks, and R is a submartingale, so it
+reaches `HORIZON` / `BLOCK` / δ within `HORIZON` audits with probability at most δ (Doob). A quiet past costs nothing:
+its bets are lost, and new ones start.
+
+*Restoration* is the same test in the other direction, on audits since the alarm: p < d against "E Z_k ≥ d_k". It
+must succeed for every claim at once, with at least `LEAST_RETURN` audits. The j-th has δ / 2^min(j, 3). An audit that
+is missing counts as a disagreement here.
+
+*Whose evidence.* An audit counts in the logs of the stream that the request names, of its caller, and of the node. What
+is in alarm adds nothing to the logs around it, so that one bad camera suspends itself; where that is a tenth of the
+traffic, the node is in alarm. The logs share δ: a half, a quarter, an eighth. So an inner log is in alarm first.
+
+*Share of audits.* It grows with the evidence of each log, up to `MOST_SHARE`. An image is drawn by one random number u,
+before anything else is known of it, if u is below the share of its stream, and counts in every log whose own share
+exceeds u: in each log the images counted are a uniform sample, at a share that was known before.
+
+*Order.* Audits may wait. Outcomes count in the order in which they were drawn, so that none of them overtakes those
+that take longer, such as the images that the edge answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.guarantee.answered import AnsweredRequests, WindowState
+
+BLOCK: Final = 16
+"""Audits after which new bets start."""
+HORIZON: Final = 4096
+"""Audits of a log within which a false alarm has at most the probability δ."""
+BETS: Final = (1.5, 2.0, 4.0, 16.0)
+"""Multiples of the certified disagreement that an alarm bets on. A restoration divides it by them."""
+LEAST_RETURN: Final = 100
+MOST_DOUBLINGS: Final = 3
+SUSPICION: Final = 4.0
+"""Evidence against a claim from which on the share of audits grows with it."""
+MOST_SHARE: Final = 0.2
+"""The largest share of audits."""
+WINDOW: Final = 200
+"""The last due audits, of which at most a share d may be missing."""
+LONGEST_WAIT_S: Final = 600.0
+"""While an audit waits longer, nothing is certified."""
+MOST_WAITING: Final = 1024
+"""Due audits that wait for their outcome; further ones are missing."""
+TRAFFIC: Final = 1000
+"""The last scored requests, of which those in alarm are counted."""
+CROWD: Final = 0.1
+"""The share of them from which on the node is in alarm."""
+MOST_FAILED: Final = 16
+"""Logs about certificates not in force whose alarm a stream remembers."""
+NODE: Final = bytes(16)
+"""Key of the node's own log; the others are hashes."""
+_LARGEST: Final = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The mean over images of their disagreement with the reference's answer, where the score is at least `threshold`,
+    else 0, is at most `disagreement`.
+    """
+
+    threshold: float
+    disagreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The claims of all certificates of one stage, by rising threshold, without duplicates."""
+
+    profile: str
+    """Name of the certificates and models."""
+    stage: str
+    """The stage and the kind of images that reach it."""
+    claims: tuple[Claim, ...]
+    delta: float
+    """Probability of a false alarm within `HORIZON` audits, for all logs of a request together."""
+
+    @property
+    def key(self) -> str:
+        """Name of the log."""
+        return f"{self.profile}/{self.stage}"
+
+    def disagreement(self, threshold: float) -> float:
+        """What is certified at this threshold; the strictest claim's if there is none."""
+        at = [claim.disagreement for claim in self.claims if claim.threshold == threshold]
+        return min(at or [claim.disagreement for claim in self.claims])
+
+
+def claims_of(profile: str, stage: str, found: list[Claim], delta: float) -> Claims:
+    """The claims in order; of several with one threshold the strictest."""
+    strictest: dict[float, float] = {}
+    for claim in found:
+        strictest[claim.threshold] = min(claim.disagreement, strictest.get(claim.threshold, 1.0))
+    return Claims(profile, stage, tuple(Claim(*pair) for pair in sorted(strictest.items())), delta)
+
+
+class LogState(msgspec.Struct):
+    """A log, as a file keeps it."""
+
+    evidence: list[float] = msgspec.field(default_factory=list)
+    """The sum of the bets, by claim and alternative. Against the claims, or for them while there is an alarm."""
+    counted: int = 0
+    """Audits since these bets began."""
+    alarm: bool = False
+    alarms: int = 0
+    audits: int = 0
+    disagreements: float = 0.0
+
+
+class Log:
+    """The audits of one stage in one stream."""
+
+    def __init__(self, claims: Claims, part: float, state: LogState | None = None) -> None:
+        """Begin, or go on from a state; `part` of the claims' δ is this log's."""
+        self.claims = claims
+        self._thresholds = np.array([[claim.threshold] for claim in claims.claims])
+        d = np.array([[min(max(claim.disagreement, 1e-6), 1.0 - 1e-9)] for claim in claims.claims])
+        more, less = np.minimum(d * np.array(BETS), (1.0 + d) / 2.0), d / np.array(BETS)
+        self.alarm_bets = more / d, (1.0 - more) / (1.0 - d)
+        """What an audit with Z = 1, and one with Z = 0, multiplies a bet by."""
+        self._return_bets = less / d, (1.0 - less) / (1.0 - d)
+        self.alarm_at = HORIZON / BLOCK / (claims.delta * part)
+        """The mean of all sums that raises the alarm."""
+        self.state = state or LogState()
+        self._evidence: NDArray[np.float64] = np.zeros(more.shape)
+        if len(self.state.evidence) == more.size:
+            self._evidence = np.array(self.state.evidence).reshape(more.shape)
+        else:
+            self.state.counted = 0
+
+    @property
+    def alarm(self) -> bool:
+        """Whether it suspends its stream."""
+        return self.state.alarm
+
+    @property
+    def suspicion(self) -> float:
+        """How many times the usual share of its images should be audited, if that is at most `MOST_SHARE`."""
+        return math.inf if self.state.alarm else max(float(self._evidence.mean(1).max()) / SUSPICION, 1.0)
+
+    def record(self, score: float, disagreement: float) -> None:
+        """Count the outcome of an audit; `alarm` may change."""
+        state, evidence = self.state, self._evidence
+        on, off = self._return_bets if state.alarm else self.alarm_bets
+        z = np.where(self._thresholds <= score, disagreement, 0.0)
+        if state.counted % BLOCK == 0:
+            evidence += 1.0
+        evidence *= z * on + (1.0 - z) * off
+        np.minimum(evidence, _LARGEST, out=evidence)
+        state.counted += 1
+        state.audits += 1
+        state.disagreements += disagreement
+        if not state.alarm:
+            if evidence.mean() >= self.alarm_at:
+                self.suspend()
+        elif state.counted >= LEAST_RETURN:
+            doublings = min(state.alarms, MOST_DOUBLINGS)
+            if evidence.mean(1).min() >= self.alarm_at * 2.0**doublings:
+                self._begin(alarm=False)
+
+    def suspend(self) -> None:
+        """Raise the alarm."""
+        self.state.alarms += 1
+        self._begin(alarm=True)
+
+    def kept(self) -> LogState:
+        """The state that a file keeps."""
+        self.state.evidence = self._evidence.ravel().tolist()
+        return self.state
+
+    def _begin(self, *, alarm: bool) -> None:
+        self.state.alarm, self.state.counted = alarm, 0
+        self._evidence = np.zeros_like(self._evidence)
+
+
+class StreamState(msgspec.Struct):
+    """The logs of a stream, as a file keeps them."""
+
+    logs: dict[str, LogState] = msgspec.field(default_factory=dict)
+    carried: bool = False
+    """Whether an alarm stands that is about no log in force: other certificates', or an unreadable state's."""
+    failed: list[str] = msgspec.field(default_factory=list)
+    """Logs about certificates that are not in force, and were in alarm when they were."""
+    lost: bool = False
+    """Of the node: whether an alarm was forgotten. Audits cannot tell whose it was, so they do not lift this one."""
+    named: bool = False
+    due: list[bool] = msgspec.field(default_factory=list)
+    """Of the node: the last due audits, and whether each is missing, as those are that wait when it ends."""
+    answered: dict[str, WindowState] = msgspec.field(default_factory=dict)
+    """Of the node: how the requests of all callers were answered."""
+
+    @property
+    def alarm(self) -> bool:
+        """Whether an alarm stands."""
+        return self.lost or self.carried or any(log.alarm for log in self.logs.values())
+
+
+class Stream:
+    """The logs of a named stream, a caller or the node, by stage. Its alarm suspends all targets."""
+
+    def __init__(self, key: bytes, part: float, state: StreamState | None = None) -> None:
+        self.key = key
+        self.state = state or StreamState()
+        self._part = part
+        self.logs: dict[str, Log] = {}
+        """Those that requests have used; the others are in `state` alone."""
+        self.due: deque[bool] = deque(self.state.due, maxlen=WINDOW)
+        """The last due audits: whether each is missing."""
+        self.missing = sum(self.due)
+        self.alarm = self.state.alarm
+        self.suspicion = math.inf if self.alarm else 1.0
+
+    def log(self, claims: Claims) -> Log:
+        """The log of a stage."""
+        found = self.logs.get(claims.key)
+        if found is None:
+            found = self.logs[claims.key] = Log(claims, self._part, self.state.logs.get(claims.key))
+            self.state.logs[claims.key] = found.state
+        return found
+
+    def record(self, claims: Claims, score: float, disagreement: float) -> None:
+        """Count the outcome of an audit; `alarm` may change."""
+        log = self.log(claims)
+        if self.state.carried:  # an alarm that is about no log becomes this one's, whose audits can lift it
+            self.state.carried = False
+            if not log.alarm:
+                log.suspend()
+        log.record(score, disagreement)
+        self.update()
+
+    def suspend(self) -> None:
+        """Raise the alarm for all stages."""
+        self.state.carried = True
+        self.update()
+
+    def count(self, *, missing: bool) -> None:
+        """Count a due audit."""
+        if len(self.due) == WINDOW:
+            self.missing -= self.due[0]
+        self.due.append(missing)
+        self.missing += missing
+
+    def keep_only(self, profiles: frozenset[str]) -> None:
+        """Forget the logs about other certificates. Their alarms stand, for those in force and if they come back."""
+        state = self.state
+        for key in [key for key in state.logs if not _about(key, profiles)]:
+            self.logs.pop(key, None)
+            if state.logs.pop(key).alarm:
+                state.carried = True
+                state.failed.append(key)
+        state.logs |= {key: LogState(alarm=True, alarms=1) for key in state.failed if _about(key, profiles)}
+        state.failed = [key for key in state.failed if not _about(key, profiles)][-MOST_FAILED:]
+        self.update()
+
+    @property
+    def remembered(self) -> bool:
+        """Whether it may not be forgotten."""
+        return self.alarm or bool(self.state.failed)
+
+    def update(self) -> None:
+        """Compute anew whether an alarm stands, and the share of audits."""
+        self.alarm = self.state.alarm
+        logs = self.logs.values()
+        self.suspicion = math.inf if self.alarm else max((log.suspicion for log in logs), default=1.0)
+
+    def kept(self) -> StreamState:
+        """The state that a file keeps."""
+        self.state.logs |= {key: log.kept() for key, log in self.logs.items()}
+        return self.state
+
+
+Outcome = tuple[Claims, float, float]
+"""A stage's claims, its score of the image, and its disagreement with the reference stage."""
+
+
+class Due:
+    """An audit that was drawn, until its outcome counts."""
+
+    __slots__ = ("at", "outcomes", "refused", "settled", "streams")
+
+    def __init__(self, streams: tuple[Stream, ...], at: float) -> None:
+        self.streams = streams
+        """In whose logs it counts, innermost first."""
+        self.at = at
+        """When it was drawn."""
+        self.settled = self.refused = False
+        self.outcomes: Sequence[Outcome] | None = None
+
+
+class Watched:
+    """What watches a request: the logs of the stream that it names, of its caller and of the node."""
+
+    __slots__ = ("_monitor", "_window", "edge_claims", "intermediate_claims", "logs")
+
+    def __init__(
+        self,
+        monitor: Monitor | None,
+        logs: tuple[Stream, ...],
+        edge_claims: Claims | None = None,
+        intermediate_claims: Claims | None = None,
+        window: tuple[str, str] | None = None,
+    ) -> None:
+        self._monitor = monitor
+        self._window = window
+        """Caller and target by which the request is counted; None if nothing certified is given up."""
+        self.logs = logs
+        """Innermost first; the last is the node's."""
+        self.edge_claims = edge_claims
+        self.intermediate_claims = intermediate_claims
+
+    @property
+    def suspended(self) -> bool:
+        """Whether an alarm stands for this request."""
+        return any(log.alarm for log in self.logs) or (self._monitor is not None and self._monitor.crowded)
+
+    def monitored(self, disagreement: float) -> bool:
+        """Whether enough audits take place for a certificate of this disagreement."""
+        if self._monitor is None:
+            return True
+        if not self._monitor.audit_share or self._monitor.overdue:
+            return False
+        return all(log.missing <= disagreement * len(log.due) for log in self.logs)
+
+    @property
+    def late(self) -> bool:
+        """Whether too few requests of this caller and target were answered as routed."""
+        return (
+            self._monitor is not None and self._window is not None and not self._monitor.answered.enough(*self._window)
+        )
+
+    def answered(self, *, as_routed: bool) -> None:
+        """Count the request, once it is known how it was answered, or that it was not."""
+        if self._monitor is not None and self._window is not None:
+            self._monitor.answered.add(*self._window, as_routed=as_routed)
+            self._monitor.node_changed()
+
+
+UNWATCHED: Final = Watched(None, ())
+"""Of a request behind whose target no certificate stands."""
+
+
+class Monitor:
+    """All logs of a node: its own, those of callers and of the streams that they name. For one event loop.
+
+    Memory is bounded: beyond `limit`, the stream or caller that was used longest ago is forgotten. Its evidence has
+    counted in the node's log. What is in alarm is kept, up to `limit` more; beyond that the node is in alarm for good.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        audit_share: float,
+        clock: Callable[[], float],
+        draw: Callable[[], float],
+        *,
+        on_change: Callable[[bytes, Stream | None], None],
+        on_turn: Callable[[Stream], None],
+        profiles: Collection[str] | None = None,
+        states: Mapping[bytes, StreamState] | None = None,
+    ) -> None:
+        """Begin, or go on from states.
+
+        Args:
+            limit: of the streams and callers without an alarm, and of those with one.
+            audit_share: of the images that stages score, without suspicion.
+            clock: seconds.
+            draw: random numbers in [0, 1).
+            on_change: called with the key of a stream whose state has changed; None: it is forgotten.
+            on_turn: called when an alarm begins or ends, before anybody else can see it.
+            profiles: of the certificates in force (`Claims.profile`); None: any.
+            states: by key.
+        """
+        self.audit_share = audit_share
+        self._limit = limit
+        self._clock = clock
+        self._draw = draw
+        self._profiles = None if profiles is None else frozenset(profiles)
+        self._on_change = on_change
+        self._on_turn = on_turn
+        self._quiet: OrderedDict[bytes, Stream] = OrderedDict()
+        self._alarmed: OrderedDict[bytes, Stream] = OrderedDict()
+        self._waiting: deque[Due] = deque()
+        self._traffic: deque[tuple[Stream, ...]] = deque(maxlen=TRAFFIC)
+        self._in_alarm = 0
+        self.crowded = False
+        """Whether what is in alarm carries a tenth of the traffic."""
+        states = dict(states or {})
+        self.node = Stream(NODE, 0.125, states.pop(NODE, None))
+        self.answered = AnsweredRequests(self.node.state.answered)
+        for stream in (self.node, *(Stream(key, _part(named=state.named), state) for key, state in states.items())):
+            if self._profiles is not None:
+                stream.keep_only(self._profiles)
+            if stream is not self.node:
+                (self._alarmed if stream.remembered else self._quiet)[stream.key] = stream
+
+    def __len__(self) -> int:
+        return len(self._quiet) + len(self._alarmed)
+
+    def all(self) -> Iterator[Stream]:
+        """The node's log, and the others in memory."""
+        return chain((self.node,), self._quiet.values(), self._alarmed.values())
+
+    @property
+    def overdue(self) -> bool:
+        """Whether an audit has waited too long."""
+        return bool(self._waiting) and self._waiting[0].at < self._clock() - LONGEST_WAIT_S
+
+    def logs(self, caller: bytes, stream: bytes | None = None) -> tuple[Stream, ...]:
+        """The logs of a request of this caller, which may name a stream; both are keys. Innermost first."""
+        own = () if stream is None else (self._find(stream, named=True),)
+        return (*own, self._find(caller, named=False), self.node)
+
+    def takes(self, claims: Claims) -> bool:
+        """Whether these are claims of the certificates in force."""
+        return self._profiles is None or claims.profile in self._profiles
+
+    def adopt(self, profiles: Collection[str]) -> None:
+        """Put other certificates in force. No alarm is lifted by that."""
+        self._profiles = frozenset(profiles)
+        for stream in list(self.all()):
+            stream.keep_only(self._profiles)
+            self._place(stream)
+
+    def node_changed(self) -> None:
+        """Note that the node's state is to be written."""
+        self._on_change(NODE, self.node)
+
+    def kept(self, stream: Stream) -> StreamState:
+        """The state of a stream that a file keeps."""
+        if stream is self.node:
+            stream.state.due = [*stream.due, *(True for due in self._waiting if stream in due.streams)][-WINDOW:]
+            stream.state.answered = self.answered.state
+        return stream.kept()
+
+    def draw(self, watched: Watched) -> Due | None:
+        """Draw whether to audit a request that a stage has scored. What is returned must be settled."""
+        inner = watched.logs[:-1]
+        if len(self._traffic) == TRAFFIC:
+            self._in_alarm -= _in_alarm(self._traffic[0])
+        self._traffic.append(inner)
+        self._in_alarm += _in_alarm(inner)
+        self._note_crowd()
+        if not self.audit_share:
+            return None
+        u, share, counted = self._draw(), 0.0, []
+        for stream in reversed(watched.logs):
+            share = max(share, min(self.audit_share * stream.suspicion, max(self.audit_share, MOST_SHARE)))
+            if u < share:
+                counted.append(stream)
+        if not counted:
+            return None
+        due = Due(tuple(reversed(counted)), self._clock())
+        self._waiting.append(due)
+        self.node_changed()
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting.pop()
+            due.settled = True
+            self._count(due)
+        return due
+
+    def settle(self, due: Due, outcomes: Sequence[Outcome] | None, *, refused: bool = False) -> None:
+        """Give the outcome of a due audit for each stage; None if it is missing.
+
+        `refused`: because the datacenter refused the image; that is not missing in the node's log.
+        """
+        due.settled, due.outcomes, due.refused = True, outcomes, refused
+        while self._waiting and self._waiting[0].settled:
+            self._count(self._waiting.popleft())
+
+    def _count(self, due: Due) -> None:
+        within = False
+        for drawn in due.streams:
+            live = self.node if drawn is self.node else self._alarmed.get(drawn.key) or self._quiet.get(drawn.key)
+            stream = live or drawn  # it may have been forgotten meanwhile
+            before = stream.alarm
+            if not (due.refused and stream is self.node):
+                stream.count(missing=due.outcomes is None)
+                if not within or self.crowded:
+                    self._record(stream, due)
+            within = within or before or stream.alarm
+            if live is not None:
+                self._on_change(stream.key, stream)
+            if stream.alarm != before:
+                self._turned(stream)
+
+    def _record(self, stream: Stream, due: Due) -> None:
+        if due.outcomes is None:
+            for log in list(stream.logs.values()):
+                if log.alarm:
+                    stream.record(log.claims, math.inf, 1.0)
+            return
+        for claims, score, disagreement in due.outcomes:
+            if self.takes(claims):
+                stream.record(claims, score, disagreement)
+
+    def _turned(self, stream: Stream) -> None:
+        """Note that an alarm begins or ends."""
+        self._on_turn(stream)
+        self._place(stream)
+        if stream is not self.node:
+            self._in_alarm = sum(map(_in_alarm, self._traffic))
+            self._note_crowd()
+
+    def _place(self, stream: Stream) -> None:
+        """Keep a stream among those that may be forgotten, or those that may not."""
+        self._on_change(stream.key, stream)
+        if stream is not self.node:
+            self._quiet.pop(stream.key, None)
+            self._alarmed.pop(stream.key, None)
+            (self._alarmed if stream.remembered else self._quiet)[stream.key] = stream
+            self._evict()
+
+    def _note_crowd(self) -> None:
+        before, self.crowded = self.crowded, self._in_alarm >= CROWD * TRAFFIC
+        if self.crowded and not before and not self.node.alarm:
+            self.node.suspend()
+            self._turned(self.node)
+
+    def _find(self, key: bytes, *, named: bool) -> Stream:
+        found = self._alarmed.get(key)
+        if found is not None:
+            return found
+        found = self._quiet.get(key)
+        if found is None:
+            found = self._quiet[key] = Stream(key, _part(named=named), StreamState(named=named))
+            self._evict()
+        else:
+            self._quiet.move_to_end(key)
+        return found
+
+    def _evict(self) -> None:
+        while len(self._quiet) > self._limit:
+            self._on_change(self._quiet.popitem(last=False)[0], None)
+        while len(self._alarmed) > self._limit:
+            self._on_change(self._alarmed.popitem(last=False)[0], None)
+            self.node.state.lost = True
+            self.node_changed()
+            if not self.node.alarm:
+                self.node.update()
+                self._turned(self.node)
+
+
+def _about(key: str, profiles: frozenset[str]) -> bool:
+    """Whether a log of this name is about one of these certificates."""
+    return key.partition("/")[0] in profiles
+
+
+def _part(*, named: bool) -> float:
+    """The part of δ of a stream that a request names, or of a caller."""
+    return 0.5 if named else 0.25
+
+
+def _in_alarm(inner: tuple[Stream, ...]) -> bool:
+    return any(stream.alarm for stream in inner)

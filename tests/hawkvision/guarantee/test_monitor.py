@@ -1,0 +1,313 @@
+"""Seeded simulations in virtual time: when an alarm comes, for whom, and what lifts it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from hawkvision.core.clock import ManualClock
+from hawkvision.guarantee.monitor import (
+    HORIZON,
+    LONGEST_WAIT_S,
+    MOST_SHARE,
+    MOST_WAITING,
+    NODE,
+    WINDOW,
+    Claim,
+    Claims,
+    Due,
+    Log,
+    Monitor,
+    Stream,
+    StreamState,
+    Watched,
+)
+
+SHARE = 0.02
+EIGHT = Claims("p", "edge", tuple(Claim(k / 10, 0.05) for k in range(8)), 0.05)
+CLAIMS = Claims("p", "edge", (Claim(-math.inf, 0.05), Claim(0.5, 0.02)), 0.05)
+OTHERS = Claims("q", "edge", CLAIMS.claims, 0.05)
+
+
+class Node:
+    """A monitor that sees requests."""
+
+    def __init__(self, seed: int = 0, *, limit: int = 1000, states: dict[bytes, StreamState] | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.clock = ManualClock()
+        self.turns: list[Stream] = []
+        self.claims = CLAIMS
+        self.rows: dict[bytes, Stream | None] = {}
+        self.monitor = Monitor(
+            limit,
+            SHARE,
+            self.clock.now,
+            self.rng.random,
+            on_change=self.rows.__setitem__,
+            on_turn=self.turns.append,
+            profiles={"p"},
+            states=states,
+        )
+
+    def watched(self, caller: str = "me", stream: str | None = None) -> Watched:
+        key = None if stream is None else f"{caller}/{stream}".encode()
+        return Watched(self.monitor, self.monitor.logs(caller.encode(), key))
+
+    def request(self, differs: float, caller: str = "me", stream: str | None = None, score: float = 0.9) -> bool:
+        """Whether the answer to a request says that it is suspended; audits are made at once."""
+        watched = self.watched(caller, stream)
+        said = watched.suspended
+        due = self.monitor.draw(watched)
+        if due is not None:
+            self.monitor.settle(due, [(self.claims, score, float(self.rng.random() < differs))])
+        return said
+
+    def until(self, suspended: bool, most: int, request: Callable[[int], bool]) -> int:
+        """Requests until one says so."""
+        return next((number for number in range(most) if request(number) is suspended), most)
+
+    def suspend(self, caller: str = "me", stream: str | None = None) -> None:
+        """Raise the alarm of its own log, in less than a tenth of the traffic."""
+        while not self.watched(caller, stream).logs[0].alarm:
+            self.request(1.0, caller, stream)
+            for _ in range(15):
+                self.request(0.0, "quiet")
+
+    def restarted(self, limit: int = 1000) -> Node:
+        """Another node with what this one would have written."""
+        kept = {stream.key: self.monitor.kept(stream) for stream in self.monitor.all()}
+        states = msgspec.json.decode(msgspec.json.encode({key.hex(): state for key, state in kept.items()}),
+                                     type=dict[str, StreamState])  # fmt: skip
+        return Node(limit=limit, states={bytes.fromhex(key): state for key, state in states.items()})
+
+
+def delay(times: float, quiet: int, seed: int) -> int:
+    """Requests from when all claims are broken so many times until the alarm of a named stream."""
+    rng = np.random.default_rng(seed)
+    log = Log(EIGHT, 0.5)
+    for _ in range(quiet):
+        log.record(0.9, float(rng.random() < 0.025))
+    requests = 0
+    while not log.alarm and requests < 200_000:
+        requests += int(rng.geometric(min(SHARE * log.suspicion, MOST_SHARE)))
+        log.record(0.9, float(rng.random() < 0.05 * times))
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("times", "quiet", "within"),
+    [(1.5, 0, 16_900), (1.5, 2000, 38_300), (2, 0, 6_800), (2, 2000, 11_900), (4, 0, 1_600), (4, 2000, 2_000)],
+)
+def test_the_alarm_comes_soon_also_after_a_quiet_past(times: float, quiet: int, within: int) -> None:
+    assert np.median([delay(times, quiet, seed) for seed in range(9)]) <= within
+
+
+@pytest.mark.parametrize("fractions", [False, True])
+def test_traffic_on_the_very_bounds_raises_false_alarms_no_oftener_than_stated(fractions: bool) -> None:
+    alarms = 0
+    for seed in range(30):
+        rng, log = np.random.default_rng(seed), Log(CLAIMS, 0.5)
+        for _ in range(HORIZON):
+            differs = rng.random() < (0.1 if fractions else 0.05)
+            log.record(0.9 if rng.random() < 0.4 else 0.2, float(differs) * (0.5 if fractions else 1.0))
+            if log.alarm:
+                break
+        alarms += log.alarm
+    assert alarms <= 3  # 2.5 % of 30 are expected at most
+
+
+@pytest.mark.parametrize(
+    ("who", "within"),
+    [
+        (lambda number: ("me", None), 2_000),
+        (lambda number: ("me", f"visit {number // 50}"), 2_000),
+        (lambda number: ("me", f"camera {number % 200}"), 2_000),
+        (lambda number: (f"caller {number % 1000}", None), 2_000),
+        (lambda number: (f"caller {number // 50}", None), 2_000),
+    ],
+    ids=["one caller", "a stream per visit", "200 cameras", "1,000 callers", "a caller per visit"],
+)
+def test_wrong_answers_are_seen_whatever_names_they_come_under(
+    who: Callable[[int], tuple[str, str | None]], within: int
+) -> None:
+    for seed in range(5):
+        node = Node(seed)
+        said = [node.request(1.0, *who(number)) for number in range(within + 1000)]
+        assert all(said[within:])
+
+
+@pytest.mark.parametrize("names", ["callers", "cameras of one caller"])
+def test_one_bad_camera_of_twenty_suspends_itself_and_two_suspend_the_node(names: str) -> None:
+    def ask(node: Node, number: int, differs: float) -> bool:
+        return node.request(differs, *((str(number), None) if names == "callers" else ("me", str(number))))
+
+    for seed in range(3):
+        node = Node(seed)
+        for _ in range(1500):
+            for number in range(20):
+                ask(node, number, 1.0 if number == 0 else 0.02)
+        assert [ask(node, number, 0.0) for number in range(20)] == [True] + 19 * [False]
+    for _ in range(1000):
+        for number in range(20):
+            ask(node, number, 1.0 if number < 2 else 0.02)
+    assert all(ask(node, number, 0.0) for number in range(20))
+
+
+def test_another_caller_that_uses_a_streams_name_neither_lifts_nor_hides_its_alarm() -> None:
+    node = Node()
+    for _ in range(2000):
+        node.request(0.0, "other", "yard")
+    assert (
+        node.until(True, 2000, lambda number: node.request(1.0, "me", "yard") or node.request(0.0, "other", "yard"))
+        < 2000
+    )
+    for _ in range(20_000):
+        node.request(0.0, "other", "yard")
+    assert node.watched("me", "yard").suspended
+    assert not node.watched("other", "yard").suspended
+
+
+def test_streams_that_make_room_lose_no_evidence() -> None:
+    node = Node(limit=4)
+    said = [node.request(0.2, f"caller {visit}") for visit in range(100) for _ in range(200)]
+    assert len(node.monitor) <= 8
+    assert all(said[10_000:])
+
+
+def test_an_alarm_outlives_other_names_other_certificates_restarts_and_whatever_comes_together() -> None:
+    node = Node(limit=20)
+    node.suspend("me", "yard")
+    for number in range(2000):
+        node.request(0.02, f"other {number}")
+    assert len(node.monitor) == 21
+    for profiles in ({"q"}, {"p"}):
+        node.monitor.adopt(profiles)
+        assert node.watched("me", "yard").suspended
+        assert not node.watched("other 1").suspended
+    node = node.restarted(20)
+    assert node.watched("me", "yard").suspended
+    assert not node.watched("other 1").suspended
+    node.claims = OTHERS
+    node.monitor.adopt({"q"})
+    assert 5000 > node.until(False, 5000, lambda number: node.request(0.0, "me", "yard")) > 100
+    node = node.restarted(20)
+    for number in range(2000):
+        node.request(0.02, f"other {number}")
+    assert node.watched("me", "yard").suspended, "the certificate in force again is the one that failed"
+
+
+def test_a_node_that_has_forgotten_an_alarm_stays_in_alarm() -> None:
+    node = Node(limit=20)
+    for number in range(20):
+        node.suspend(f"caller {number}", "yard")
+        for _ in range(1000):
+            node.request(0.0, "quiet")
+    assert not node.watched("caller 0").suspended
+    node.suspend("caller 20", "yard")
+    assert node.watched("caller 0").suspended
+    for each in (node, node.restarted()):
+        for number in range(20_000):
+            each.request(0.0, f"other {number % 10}")
+        assert each.watched("quite another").suspended
+
+
+@pytest.mark.parametrize(
+    ("scores", "differs", "returns"),
+    [((0.2, 0.9), (0.0, 0.0), True), ((0.2, 0.9), (0.02, 0.005), True), ((0.2, 0.9), (0.0, 0.16), False),
+     ((0.2, 0.9), (0.12, 0.0), False)],
+    ids=["agreeing", "well within", "another claim at four times its limit", "the claim that failed"],
+)  # fmt: skip
+def test_only_traffic_that_keeps_every_claim_lifts_an_alarm(
+    scores: Sequence[float], differs: Sequence[float], returns: bool
+) -> None:
+    for seed in range(5):
+        node = Node(seed)
+        node.suspend()
+        if not returns:  # the lower threshold's claim alone has failed
+            assert node.monitor.node.alarm or node.watched().suspended
+        found = node.until(
+            False,
+            15_000,
+            lambda number: node.request(differs[number % 2], score=scores[number % 2]),  # noqa: B023
+        )
+        assert (found < 15_000) is returns
+
+
+def test_audits_that_wait_are_counted_in_their_order_and_may_be_missing_as_often_as_was_certified() -> None:
+    node = Node()
+    watched = node.watched()
+    dues: list[Due] = []
+    while len(dues) < 10:
+        due = node.monitor.draw(watched)
+        if due is not None:
+            dues.append(due)
+    log = node.monitor.node
+    for due in dues[:0:-1]:
+        node.monitor.settle(due, [(CLAIMS, 0.9, 0.0)])
+        assert not log.due
+    assert watched.monitored(0.05)
+    node.clock.advance(LONGEST_WAIT_S + 1)
+    assert not watched.monitored(1.0)
+    node.monitor.settle(dues[0], None)
+    assert list(log.due) == [True] + 9 * [False]
+    assert [watched.monitored(share) for share in (0.05, 0.1)] == [False, True]
+    assert len(node.monitor.node.state.logs) == 1
+    for _ in range(WINDOW):
+        log.count(missing=False)
+    assert log.missing == 0
+
+
+def test_waiting_audits_are_bounded_and_those_that_a_restart_loses_are_missing() -> None:
+    node = Node()
+    settled = 0
+    while not settled:
+        due = node.monitor.draw(node.watched(f"caller {node.rng.random()}"))
+        settled += due is not None and due.settled
+    assert len(node.monitor._waiting) == MOST_WAITING
+    again = node.restarted()
+    assert again.monitor.node.missing == WINDOW
+    assert not again.watched().monitored(0.05)
+
+
+def test_what_the_datacenter_refuses_of_one_caller_is_not_missing_for_others() -> None:
+    node = Node()
+    for _ in range(1000):
+        due = node.monitor.draw(node.watched("mallory"))
+        if due is not None:
+            node.monitor.settle(due, None, refused=True)
+    assert [node.watched(caller).monitored(0.05) for caller in ("mallory", "me")] == [False, True]
+
+
+def test_a_suspicious_stream_is_audited_more_and_counts_no_more_in_the_nodes_log() -> None:
+    node = Node(3)
+    alarmed = node.watched("me", "yard").logs[0]
+    alarmed.suspicion = math.inf
+    counts = {"yard": 0, "server": 0}
+    drawn = {"yard": 0, "server": 0}
+    for _ in range(20_000):
+        for name in counts:
+            due = node.monitor.draw(node.watched("me", name))
+            if due is not None:
+                drawn[name] += 1
+                counts[name] += node.monitor.node in due.streams
+    assert drawn["yard"] == pytest.approx(MOST_SHARE * 20_000, rel=0.1)
+    assert drawn["server"] == counts["server"] == pytest.approx(SHARE * 20_000, rel=0.2)
+    assert counts["yard"] == pytest.approx(SHARE * 20_000, rel=0.2)
+
+
+def test_a_restart_goes_on_where_the_log_was_and_a_state_of_other_claims_keeps_its_alarm() -> None:
+    node = Node()
+    for _ in range(5000):
+        node.request(0.05)
+    again = node.restarted()
+    for before, after in zip(node.watched().logs, again.watched().logs, strict=True):
+        assert before.log(CLAIMS).kept() == after.log(CLAIMS).kept()
+    fewer = Claims("p", "edge", CLAIMS.claims[:1], 0.05)
+    node.suspend()
+    state = node.restarted().monitor.kept(node.watched().logs[0])
+    assert Stream(NODE, 0.5, state).log(fewer).alarm
