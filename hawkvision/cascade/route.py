@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from hawkvision.cascade.certification.file_keys import in_first_words
 from hawkvision.cascade.certification.profile import Certificate
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
 from hawkvision.guarantee.answered import stated_drop
@@ -122,5 +121,5 @@ def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
 
 def certificates_name(models: Any, certificates: Any) -> str:
     """A name for the origin of a stage's claims: equal if models and certificates are."""
-    facts = in_first_words([models, msgspec.to_builtins(certificates)])
+    facts = [models, msgspec.to_builtins(certificates)]
     return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:32]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from msgspec import Meta
 
 from hawkvision.cli.options import ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
-from hawkvision.core.command_line import ARGUMENT, Group
+from hawkvision.core.command_line import Group
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.system.files import CacheDir
 
@@ -215,20 +215,6 @@ def _print_site(found: SiteRun, path: Path) -> None:
     if bounded:
         console.print("Without labels only the agreement with the reference stage is certified, no accuracy drop.")
     console.print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")
-
-
-def seal_file(
-    files: Annotated[
-        list[Path], Meta(description="Profiles or a site's certificates, written in place.", extra=ARGUMENT)
-    ],
-) -> None:
-    """Vouch for profiles or certificates as they are: made by an earlier version, or changed on purpose."""
-    from hawkvision.cascade.certification.profile_files import seal
-    from hawkvision.system.files import write_atomic
-
-    for path in files:
-        write_atomic(path, seal(path))
-        print(f"sealed: {path}")
 
 
 def report_calibration(

@@ -14,9 +14,10 @@ from pathlib import Path
 from time import monotonic
 
 import cv2
+import msgspec
 import pytest
 
-from hawkvision.cascade.certification.profile_files import seal
+from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.client.blocking import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
@@ -190,12 +191,13 @@ def test_a_corrupt_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_certificates_for_other_models_are_refused(tmp_path: Path, cascade: None) -> None:
-    profile = Path(__file__).parents[2] / "models" / "imagenet" / "profile.json"
-    text = profile.read_text()
-    name = '"efficientnet_lite0_int8": "'
-    place = text.index(name) + len(name)
-    (tmp_path / "profile.json").write_text(text[:place] + "0" * 64 + text[place + 64 :])
-    (tmp_path / "profile.json").write_bytes(seal(tmp_path / "profile.json"))
+    profile = load_profile(Path(__file__).parents[2] / "models" / "imagenet" / "profile.json")
+    altered = {"efficientnet_lite0_int8": "0" * 64}
+    stages = tuple(
+        msgspec.structs.replace(each, models={name: altered.get(name, sha256) for name, sha256 in each.models.items()})
+        for each in profile.stages
+    )
+    (tmp_path / "profile.json").write_bytes(dump(msgspec.structs.replace(profile, stages=stages)))
     said = refuses_to_start("--profile", str(tmp_path / "profile.json"))
     assert "certificates were made for efficientnet_lite0_int8 with sha256 000000" in said
 

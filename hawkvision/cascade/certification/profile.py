@@ -3,7 +3,7 @@
 `hawkvision calibrate` makes a profile. It is committed beside the manifest and names, by SHA-256, the images it was
 made from and the models it holds for. The thresholds +∞ and −∞ are written "always" (escalate) and "never". A pair has
 one condition for whole images, and one for each class of quality and received fraction of images that crossed a lossy
-link. Format 3 added the latter, format 4 the uses of images; format 5 renamed keys (`file_keys`).
+link.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Shrinking(_Strict, frozen=True, kw_only=True):
 class Profile(_Strict, frozen=True):
     """All measurements of a cascade."""
 
-    format: Literal[2, 3, 4, 5]
+    format: Literal[5]
     task: Name
     data: ProfileData
     stages: tuple[StageProfile, ...]

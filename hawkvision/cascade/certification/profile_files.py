@@ -1,7 +1,7 @@
 """Reading and writing profiles and site certificates.
 
 Each file carries a digest of its own content, which finds accidental changes; it is no signature. A manifest pins the
-SHA-256 of the profile that comes with it. Older formats are read under their old keys (`file_keys`).
+SHA-256 of the profile that comes with it. Files of other formats are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from hawkvision.cascade.certification.file_keys import in_present_words
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.advice import advise
@@ -32,7 +31,7 @@ def load_profile(path: Path, sha256: str | None = None) -> Profile:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return load_sealed(path, Profile, "profile", "calibrate", sha256)
+    return _load(path, Profile, "profile", "calibrate", sha256)
 
 
 def load_profile_of(manifest: Manifest, models: Path, own: Path | None) -> Profile:
@@ -55,10 +54,10 @@ def load_site(path: Path) -> SiteCertificates:
     Raises:
         ManifestError: if the file is missing, breaks the schema or was altered; names the file and the key.
     """
-    return load_sealed(path, SiteCertificates, "site certificates", "certify")
+    return _load(path, SiteCertificates, "site certificates", "certify")
 
 
-def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
+def _load(path: Path, kind: type[_File], what: str, command: str, sha256: str | None = None) -> _File:
     """Read a document of this kind and check the digest of its content.
 
     Args:
@@ -80,57 +79,26 @@ def load_sealed(path: Path, kind: type[_File], what: str, command: str, sha256: 
                 f"{path}: this is not the {what} that its manifest pins: expected SHA-256 {sha256}, found "
                 f"{sha256_of(data)}; restore it, or name one of your own (`{command}`)"
             )
-        content, digest = _taken_apart(data)
-        document = msgspec.convert(_in_present_words(content), kind)
+        content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
+        digest = content.pop(_DIGEST, None)
+        document = msgspec.convert(content, kind)
     except FileNotFoundError:
         raise ManifestError(f"{path}: no such {what}; make one with `{command}`") from None
     except MALFORMED as error:
-        raise ManifestError(f"{path}: {error}; a file of another version is made anew with `{command}`") from None
+        raise ManifestError(
+            f"{path}: {error}; it is damaged or of another version: move it away, and make another with `{command}`"
+        ) from None
     except OSError as error:
         raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
     if digest != _digest(content):
         wrong = "has no digest of its content" if digest is None else "was altered: its digest is that of other content"
-        raise ManifestError(
-            f"{path}: {wrong}; make it anew with `{command}`, or restore it, or vouch for it as it is with "
-            f"`hawkvision seal {path}`"
-        )
+        raise ManifestError(f"{path}: {wrong}; restore it, or move it away and make another with `{command}`")
     return document
 
 
 def dump(document: Profile | SiteCertificates) -> bytes:
     """The document as indented JSON with its digest, ending in a newline."""
-    return sealed(msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any]))
-
-
-def seal(path: Path) -> bytes:
-    """The content of a file with its correct digest, whatever digest the file has.
-
-    Raises:
-        ManifestError: if it is missing, or neither a profile nor a site's certificates.
-    """
-    try:
-        content, _ = _taken_apart(path.read_bytes())
-        msgspec.convert(_in_present_words(content), SiteCertificates if "as_of" in content else Profile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path}: expected a profile or a site's certificates: {error}") from None
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot read: {error.strerror}") from None
-    return sealed(content)
-
-
-def _taken_apart(data: bytes) -> tuple[dict[str, Any], object]:
-    """A file's content, and its digest."""
-    content = msgspec.json.decode(decode_text(data), type=dict[str, Any])
-    return content, content.pop(_DIGEST, None)
-
-
-def _in_present_words(content: dict[str, Any]) -> Any:
-    newest = 2 if "as_of" in content else 5
-    return content if content.get("format") == newest else in_present_words(content)
-
-
-def sealed(content: dict[str, Any]) -> bytes:
-    """A document's values as indented JSON with their digest, ending in a newline."""
+    content = msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any])
     whole = {**content, _DIGEST: _digest(content)}
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 

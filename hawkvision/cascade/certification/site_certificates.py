@@ -68,7 +68,7 @@ class SitePair(_Strict, frozen=True, kw_only=True):
 class SiteCertificates(_Strict, frozen=True, kw_only=True):
     """Certificates made from a site's own images. They replace the profile's there."""
 
-    format: Literal[1, 2]
+    format: Literal[2]
     task: Name
     as_of: str
     """Date of certification, YYYY-MM-DD."""

@@ -29,7 +29,7 @@ from hawkvision.cascade.certification.profile import (
 )
 from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage, served_accuracy
-from hawkvision.core.errors import ConfigError, ManifestError
+from hawkvision.core.errors import ConfigError
 from hawkvision.core.types import Tier
 from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
@@ -39,6 +39,7 @@ from hawkvision.model_zoo.calibration.certification import (
     designing,
     read_certifying,
     share_of_delta,
+    to_replace,
     write_profile,
 )
 from hawkvision.model_zoo.calibration.evidence import (
@@ -277,11 +278,8 @@ def intermediate_stage(manifest: Manifest, best: str, intermediate: str | None) 
 
 
 def _replaced(out: Path, task: str) -> Profile | None:
-    """The profile of the task that is replaced, if there is one that can be read."""
-    try:
-        found = load_profile(out) if out.exists() else None
-    except ManifestError:
-        return None
+    """The profile of the task that is replaced, if there is one."""
+    found = to_replace(out, load_profile)
     return found if found is not None and found.task == task else None
 
 

@@ -11,9 +11,9 @@ the design:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -61,6 +61,8 @@ from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.kind import TaskKind, Truth
 from hawkvision.tasks.registry import load_kind
 
+Document = TypeVar("Document")
+
 DELTA: Final = 0.05
 """Probability that a certificate is wrong, before any division."""
 
@@ -78,6 +80,21 @@ def openings_of(design: str, known: ImageUse | None) -> int:
     if known is None:
         return 1
     return (known.openings or 1) + (known.design != design)
+
+
+def to_replace(path: Path, load: Callable[[Path], Document]) -> Document | None:
+    """The profile or certificates at `path`, which say how often their images were opened; None if there is no file.
+
+    Raises:
+        ManifestError: if they cannot be read.
+    """
+    try:
+        return load(path) if path.exists() else None
+    except ManifestError as error:
+        raise ManifestError(
+            f"{error}. It is not replaced, because it says how often its images were opened: once it is moved away, "
+            "take other images, or `--compared K`, the number of designs that were ever certified on them"
+        ) from None
 
 
 def check_unseen(profile: Profile, images: AnyImages, compared: int, where: str) -> None:
@@ -214,7 +231,6 @@ def certified_anew(
         received = {pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs}
     return msgspec.structs.replace(
         design,
-        format=5,
         uses=(*(other for other in design.uses if other.purpose != "certify" or other.sha256 != images.sha256), use),
         stages=tuple(map(certification.stage, design.stages)),
         pairs=tuple(certification.pair(pair, received[pair.edge]) for pair in design.pairs),

@@ -40,6 +40,7 @@ from hawkvision.model_zoo.calibration.certification import (
     pair_evidence,
     share_of_delta,
     stages_by_tier,
+    to_replace,
 )
 from hawkvision.model_zoo.calibration.evidence import LabelReading, check_enough, clean_images, read_evidence
 from hawkvision.model_zoo.calibration.label_check import Wish, check_labels, checkable, random_images, write_list
@@ -196,12 +197,10 @@ def _site_images(
 
 def _openings_of(out: Path, design: str, sha256: str) -> int:
     """The number of this opening of those images, by the certificates that are replaced."""
-    if not out.exists():
+    replaced = to_replace(out, load_site)
+    if replaced is None:
         return 1
-    try:
-        before = load_site(out).data
-    except ManifestError:
-        return 1  # not a certificate of these images
+    before = replaced.data
     return before.openings + (before.design != design) if before.sha256 == sha256 else 1
 
 

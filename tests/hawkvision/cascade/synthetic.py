@@ -51,7 +51,7 @@ def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> P
     large, best = stage("large", 8.0, 20.0)
     medium, between = stage("medium", 6.0, 4.0)
     return Profile(
-        format=3,
+        format=5,
         task="digits",
         data=ProfileData(
             name="synthetic",
@@ -135,7 +135,7 @@ def site_of(profile: Profile, *, labelled: bool = True, fingerprint: str = SHA) 
     )
     accuracies = {"small": measured(0.6), "medium": measured(0.7), "large": measured(0.8)}
     return SiteCertificates(
-        format=1,
+        format=2,
         task=profile.task,
         as_of="2026-11-21",
         data=SiteData(name="yard", sha256=SHA, n=900, labelled=labelled),

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge.monitoring.state_store import StateFile
-from hawkvision.cascade.certification.profile_files import seal
+from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.doctor import files, machine, network
 from hawkvision.doctor.checks import access, examine_datacenter, examine_edge
@@ -139,7 +140,11 @@ def test_a_profile_of_other_models(tmp_path: Path) -> None:
     altered.write_text(text.replace(SMALL.sha256, "0" * 64))
     config = EdgeConfig(profile=altered)
     reported(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "was altered")
-    altered.write_bytes(seal(altered))
+    profile = load_profile(MODELS / "imagenet" / "profile.json")
+    stages = tuple(
+        msgspec.structs.replace(each, models=dict.fromkeys(each.models, "0" * 64)) for each in profile.stages
+    )
+    altered.write_bytes(dump(msgspec.structs.replace(profile, stages=stages)))
     reported(files.profile(config, MANIFEST, EDGE, MODELS), Level.PROBLEM, "0" * 64, "hawkvision calibrate")
 
 

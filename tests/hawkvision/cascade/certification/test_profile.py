@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import ScoreCurve
-from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site, seal
+from hawkvision.cascade.certification.profile import Profile, ScoreCurve
+from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import ManifestError
+from hawkvision.model_zoo.calibration.certification import to_replace
 from hawkvision.system.files import sha256_of
 from hawkvision.tasks.class_scores import Score
 from tests.fuzz.examples import examples
@@ -43,7 +44,7 @@ def make_site() -> SiteCertificates:
     pair = SitePair(edge="small", best="large", score=Score.TOP1, conditions=make_profile().pairs[0].conditions)
     data = SiteData(name="yard", sha256=SHA, n=900, labelled=True)
     stage = SiteStage(name="small", fingerprint=SHA, temperature=1.0)
-    return SiteCertificates(format=1, task="digits", as_of="2026-11-21", data=data, stages=(stage,), pairs=(pair,))
+    return SiteCertificates(format=2, task="digits", as_of="2026-11-21", data=data, stages=(stage,), pairs=(pair,))
 
 
 def test_site_certificates_are_read_from_a_file(tmp_path: Path) -> None:
@@ -93,18 +94,28 @@ def test_an_altered_threshold_is_refused_and_the_error_says_what_to_do(tmp_path:
     content["pairs"][0]["conditions"][0]["certificates"][0]["threshold"] = 0.0
     path = write(tmp_path, msgspec.json.encode(content))
     with pytest.raises(
-        ManifestError, match=r"was altered.*`hawkvision certify --data IMAGES`.*`hawkvision seal .*document\.json`"
+        ManifestError, match=r"was altered.*restore it, or move it away.*`hawkvision certify --data IMAGES`"
     ):
         load_site(path)
 
 
-def test_a_file_without_a_digest_is_refused_until_somebody_vouches_for_it(tmp_path: Path) -> None:
+def test_a_file_without_a_digest_is_refused(tmp_path: Path) -> None:
     site = make_site()
     path = write(tmp_path, msgspec.json.encode(site))
     with pytest.raises(ManifestError, match="has no digest of its content"):
         load_site(path)
-    path.write_bytes(seal(path))
-    assert load_site(path) == site
+
+
+@pytest.mark.parametrize("load", [load_profile, load_site])
+def test_files_of_other_formats_are_refused_and_nothing_replaces_them(
+    load: Callable[[Path], SiteCertificates | Profile], tmp_path: Path
+) -> None:
+    document = make_profile() if load is load_profile else make_site()
+    path = write(tmp_path, dump(document).replace(b'"format": %d' % document.format, b'"format": 1'))
+    with pytest.raises(ManifestError, match=r"format.*of another version: move it away.*`hawkvision c"):
+        load(path)
+    with pytest.raises(ManifestError, match=r"not replaced, because it says how often .*--compared K"):
+        to_replace(path, load)
 
 
 def test_spaces_order_and_a_byte_order_mark_are_no_alteration(tmp_path: Path) -> None:
@@ -113,20 +124,11 @@ def test_spaces_order_and_a_byte_order_mark_are_no_alteration(tmp_path: Path) ->
     assert load_profile(write(tmp_path, b"\xef\xbb\xbf" + msgspec.json.encode(content))) == profile
 
 
-def test_what_is_neither_profile_nor_certificates_is_not_vouched_for(tmp_path: Path) -> None:
-    for other in (b"{}", b"[]", b"no json", b'{"as_of": 1}'):
-        with pytest.raises(ManifestError, match="expected a profile or a site's certificates"):
-            seal(write(tmp_path, other))
-
-
 def test_a_pinned_profile_is_the_pinned_file_or_none(tmp_path: Path) -> None:
     document = dump(make_profile())
     path = write(tmp_path, document)
     assert load_profile(path, sha256_of(document)) == make_profile()
-    content = content_of(document)
-    content["pairs"][0]["conditions"][0]["fast"]["threshold"] = 0.0
-    path.write_bytes(msgspec.json.encode(content))
-    path.write_bytes(seal(path))  # as somebody would who knows how
+    path.write_bytes(dump(make_profile.__wrapped__(seed=4, n=600)))
     with pytest.raises(ManifestError, match=f"expected SHA-256 {sha256_of(document)}, found"):
         load_profile(path, sha256_of(document))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import Split
 from hawkvision.cascade.certification.profile import ImageUse, Profile
-from hawkvision.cascade.certification.profile_files import dump, load_profile, seal
+from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.cascade.certification.profiling import profile_stage
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
@@ -239,12 +239,10 @@ def test_too_few_held_out_images_are_refused(tmp_path: Path, task: BandTask) -> 
 
 
 def test_profile_of_other_models_is_refused_by_name(tmp_path: Path, task: BandTask) -> None:
-    text = dump(load_profile(task.profile)).decode()
-    fingerprint = load_profile(task.profile).stage("dim").fingerprint
-    other = tmp_path / "profile.json"
-    other.write_text(text.replace(fingerprint, "f" * 64))
-    other.write_bytes(seal(other))
-    with pytest.raises(ManifestError, match=r"dim with fingerprint ffff.*calibrate"):
+    profile, other = load_profile(task.profile), tmp_path / "profile.json"
+    stages = tuple(msgspec.structs.replace(each, fingerprint="f" * 64) for each in profile.stages)
+    other.write_bytes(dump(msgspec.structs.replace(profile, stages=stages)))
+    with pytest.raises(ManifestError, match=r"with fingerprint ffff.*calibrate"):
         report_calibration("bands", task.data, tmp_path / "r", profile=other, models=task.models, cache=task.cache)
 
 
