@@ -110,7 +110,6 @@ def datacenter_answer(
     total_ms = (context.clock.now() - image.request.started) * 1e3
     lacking = _not_certified(
         degraded=degraded,
-        # Certificates of received images are about both stages on the same one. Here the edge saw more of it.
         partial=received != at_edge,
         version=image.versions is context.served.versions and guarantees.as_certified(route, reply),
     )

@@ -12,7 +12,7 @@ from typing import Final
 
 from hawkvision.cascade.certification.profile import Certificate, Condition, Pair, Profile, threshold_value
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
-from hawkvision.cascade.degraded_input import ReceivedRoutes
+from hawkvision.cascade.degraded_input import received_route
 from hawkvision.cascade.route import (
     Controls,
     IntermediateRoute,
@@ -95,9 +95,7 @@ class Policy:
         known = any((pair.edge, pair.best) == (first, best) for pair in profile.pairs)
         if first is not None and first != edge and known and site is None:
             self._routes[Quality.FAST] = self._first_alone(profile, first, best)
-        # Site certificates cover whole images only.
-        self._received = ReceivedRoutes(self.pair, self._models, self.best_accuracy, elsewhere=site is not None)
-        self.profiles = frozenset({self._name}) | self._received.profiles
+        self.profiles = frozenset({self._name})
         """The names in `Claims.profile` of its certificates."""
         fast_controls = self._routes[Quality.FAST].controls
         if fast_controls is not None and fast_controls.edge_claims is not None:
@@ -140,7 +138,7 @@ class Policy:
         if received != WHOLE:
             if isinstance(target, MinAccuracy):
                 self._check_reachable(target.value)
-            return self._received.route(target, received)
+            return received_route(self.pair, self.best_accuracy, target, received)
         return self._whole(target)
 
     def _find(self, target: Target) -> Route:

@@ -34,7 +34,7 @@ def calibrate(
     ] = None,
     seed: Annotated[int, Meta(description="Of the split.")] = 2405,
     datagram: Annotated[
-        bool, Meta(description="Certify for lossy links too; takes 20 times as long.", extra={"name": "--lossy"})
+        bool, Meta(description="Measure lossy links too; takes 20 times as long.", extra={"name": "--lossy"})
     ] = False,
     certify_data: Annotated[
         Path | None, Meta(description="Labelled images that served no choice, to certify on; default: part of --data.")
@@ -64,10 +64,10 @@ def calibrate(
     path = out or manifest.default_profile(models_dir, task)
     reading = LabelReading(class_map, clean_ids, Trained(trained_images))
     if design is not None:
-        if data is not None or certify_data is None or edge or best or intermediate:
-            raise ConfigError("--design takes --certify-data and neither --data nor other stages than the design's")
+        if data is not None or certify_data is None or edge or best or intermediate or datagram:
+            raise ConfigError("--design takes --certify-data and neither --data, --lossy nor other stages")
         profile = certify_design(
-            task, design, certify_data, path, compared=compared, datagram=datagram, allow_worse=allow_worse_reference,
+            task, design, certify_data, path, compared=compared, allow_worse=allow_worse_reference,
             reading=reading, models=models, cache=cache,
         )  # fmt: skip
     elif data is None:

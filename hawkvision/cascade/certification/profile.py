@@ -2,8 +2,8 @@
 
 `hawkvision calibrate` makes a profile. It is committed beside the manifest and names, by SHA-256, the images it was
 made from and the models it holds for. The thresholds +∞ and −∞ are written "always" (escalate) and "never". A pair has
-one condition for whole images, and one for each class of quality and received fraction of images that crossed a lossy
-link.
+one condition for whole images, and thresholds for each class of quality and received fraction of images that crossed a
+lossy link.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ImageUse(_Strict, frozen=True, kw_only=True):
     name: str
     sha256: Sha256
     n: Annotated[int, Meta(ge=0)]
-    openings: Annotated[int, Meta(ge=1)] | None = msgspec.field(default=None, name="looks")
+    openings: Annotated[int, Meta(ge=1)] | None = None
     """Of `certify`: the number of designs that the labels were opened for, this one included. Each after the first
     halves δ. None for the other purposes."""
     compared: Annotated[int, Meta(ge=1)] = 1
@@ -198,11 +198,20 @@ class ScoreCurve(_Strict, frozen=True, kw_only=True):
                 raise ValueError(f"the {name} of a curve must be sorted")
 
 
-class ReceivedCondition(_Strict, frozen=True, kw_only=True):
-    """Measurements of images that crossed a lossy link: re-encoded at `min_quality`, with missing parts concealed.
+class ReceivedThreshold(_Strict, frozen=True, kw_only=True):
+    """A threshold of the edge stage for received images, and the drop that it was measured to stay below."""
 
-    All drops are relative to the reference stage *on the whole original image*. An escalation runs the reference stage
-    on the image as received, so escalating everything has a drop too, and small ε have no certificate here.
+    max_drop: Fraction
+    threshold: EscalationThreshold
+    escalation: Fraction
+    """Share that is escalated."""
+
+
+class ReceivedCondition(_Strict, frozen=True, kw_only=True):
+    """Routing of images that crossed a lossy link: re-encoded at `min_quality`, with missing parts concealed.
+
+    Measured, not certified. An escalation runs the reference stage on the image as received, so escalating everything
+    has a drop too, compared with the reference stage on the whole original image.
     """
 
     min_quality: Annotated[int, Meta(ge=1, le=100)]
@@ -210,29 +219,15 @@ class ReceivedCondition(_Strict, frozen=True, kw_only=True):
     min_received_fraction: Fraction
     """Lower end of the received fraction; the upper end is that of the condition before, or 1."""
     edge_temperature: Annotated[float, Meta(gt=0.0)]
-    edge_accuracy: MeasuredAccuracy
-    best_accuracy: MeasuredAccuracy
-    """Of the reference stage on these images as received."""
-    curve: ScoreCurve
-    """The edge against the reference stage on the same received image, as escalations and audits compare them."""
-    best: Certificate
-    """The drop of escalating everything."""
-    fast: Certificate | None = None
-    """The drop of never escalating; None where the edge's answers are never accepted."""
-    certificates: tuple[Certificate, ...] = ()
-    """Thresholds below "always", for each ε of `CERTIFIED_DROPS` and of `balanced`; of several ε with one threshold the
-    smallest."""
-    accept_certificates: tuple[Certificate, ...] = ()
+    edge_accuracy: Fraction
+    accepts_edge: bool
+    """Whether the edge's answers are ever accepted."""
+    scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
+    """Of the edge stage, at knots of equal shares of the images, rising."""
+    thresholds: tuple[ReceivedThreshold, ...]
+    """By rising drop against the reference stage on the whole original; the first is that of escalating everything."""
+    beyond_link: tuple[ReceivedThreshold, ...] = ()
     """The same against the reference stage on the image as received: the drop beyond what the link lost."""
-    order: tuple[Fraction, ...] = ()
-    """The thresholds to test, falling, if they were fixed before the certification images were opened."""
-
-    def thresholds(self) -> tuple[float, ...]:
-        """The finite thresholds of `order`, or else of all certificates, falling."""
-        if self.order:
-            return self.order
-        found = {c.threshold for c in (*self.certificates, *self.accept_certificates)}
-        return tuple(sorted((t for t in found if isinstance(t, float)), reverse=True))
 
 
 class Intermediate(_Strict, frozen=True, kw_only=True):
@@ -299,7 +294,7 @@ class Shrinking(_Strict, frozen=True, kw_only=True):
 class Profile(_Strict, frozen=True):
     """All measurements of a cascade."""
 
-    format: Literal[5]
+    format: Literal[6]
     task: Name
     data: ProfileData
     stages: tuple[StageProfile, ...]
@@ -393,8 +388,8 @@ def labels_digest(labels: Iterable[str]) -> str:
 def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
     """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
 
-    Of the certificates it covers the plan (the ε and thresholds of `balanced`, the thresholds of received images), not
-    the measurements.
+    Of the certificates it covers the plan (the ε of `balanced`), not the measurements. Certifying a design that was
+    recorded by another definition of this digest counts as another opening.
     """
     pairs = tuple(pairs)
     names = {
@@ -415,10 +410,6 @@ def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
                 if intermediate is None
                 else [[step.threshold, step.intermediate_threshold] for step in intermediate.path],
                 balanced.max_drop,
-                [
-                    [c.min_quality, c.min_received_fraction, c.edge_temperature, c.fast is not None, *c.thresholds()]
-                    for c in pair.received
-                ],
             ]
         )
     facts = [CERTIFIED_DROPS, stages, planned, *([] if profile.shrinks_images else ["whole images are sent"])]

@@ -27,7 +27,7 @@ class SiteData(_Strict, frozen=True):
     """Whether some or all of them have labels."""
     labels_checked: bool = False
     """Whether somebody looked again at the labels of images drawn at random, and confirmed them."""
-    openings: Annotated[int, Meta(ge=1)] = msgspec.field(default=1, name="looks")
+    openings: Annotated[int, Meta(ge=1)] = 1
     """The number of designs that these images were opened for, as far as the replaced file tells."""
     compared: Annotated[int, Meta(ge=1)] = 1
     """The number of configurations compared on these images; δ was divided by it."""
@@ -68,7 +68,7 @@ class SitePair(_Strict, frozen=True, kw_only=True):
 class SiteCertificates(_Strict, frozen=True, kw_only=True):
     """Certificates made from a site's own images. They replace the profile's there."""
 
-    format: Literal[2]
+    format: Literal[3]
     task: Name
     as_of: str
     """Date of certification, YYYY-MM-DD."""

@@ -147,9 +147,8 @@ def calibrate(
         if opened is not None:
             profile = msgspec.structs.replace(profile, uses=(*designing(profile), opened))
         profile = certified_anew(
-            profile, kind, manifest, certifying, datagram=datagram, allow_worse=allow_worse, backend=backend,
-            cache=cache,
-        )  # fmt: skip
+            profile, kind, manifest, certifying, allow_worse=allow_worse, backend=backend, cache=cache
+        )
     write_profile(profile, manifest, models, out)
     held_out = HeldOut(images.sha256, split.held_out.tolist())
     write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
@@ -199,7 +198,7 @@ class _Measuring:
         if datagram:
             pairs = self._over_links(pairs, served[best], shrink)
         return Profile(
-            format=5,
+            format=6,
             task=self.manifest.task,
             data=_describe(images, self.split, self.seed),
             labels_sha256=labels_digest(self.kind.labels),
@@ -251,7 +250,7 @@ class _Measuring:
         return stage if sent == stage.accuracy else msgspec.structs.replace(stage, sent_accuracy=sent)
 
     def _over_links(self, pairs: Sequence[Pair], originals: StagePredictions, shrink: bool) -> list[Pair]:
-        """The pairs with the conditions of images that crossed a lossy link, for which no intermediate stage runs."""
+        """The pairs with thresholds for images that crossed a lossy link, for which no intermediate stage runs."""
         found: dict[str, list[ReceivedCondition]] = {pair.edge: [] for pair in pairs}
         used = np.union1d(self.split.profile, self.split.certify)
         names = (*found, pairs[0].best, *(p.intermediate.name for p in pairs if p.intermediate is not None))
@@ -262,9 +261,7 @@ class _Measuring:
                 [*found], [pairs[0].best], arrived.images, arrived.reached, shrink=shrink, name=name
             )
             for pair in pairs:
-                condition = condition_of(
-                    arrived, predictions, originals, self.evidence.truths, pair=pair, split=self.split, delta=self.delta
-                )
+                condition = condition_of(arrived, predictions, originals, self.evidence.truths, pair)
                 found[pair.edge].append(condition)
         return [msgspec.structs.replace(pair, received=tuple(found[pair.edge])) for pair in pairs]
 

@@ -2,8 +2,7 @@
 
 A certificate is wrong with probability at most δ only if its images did not influence what is certified. So the design
 (models, temperatures, scores, thresholds in their order, the ε of `balanced`) is taken from a profile as it stands. The
-labels are opened once, for everything: accuracies, whole images, and received images. The profile records the cost and
-the design:
+labels are opened once, for everything: accuracies and certificates. The profile records the cost and the design:
 
     images used for nothing else   δ, halved for every further design that they are opened for
     images of the design           δ / K, for the K configurations that were ever compared on them
@@ -11,7 +10,7 @@ the design:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,29 +28,24 @@ from hawkvision.cascade.certification.predictions import (
     select,
 )
 from hawkvision.cascade.certification.profile import (
-    CERTIFIED_DROPS,
     Condition,
     ImageUse,
     Pair,
     Profile,
-    ReceivedCondition,
     StageProfile,
     design_sha256,
 )
 from hawkvision.cascade.certification.profile_files import dump, load_profile
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, served_accuracy
-from hawkvision.cascade.certification.profiling_received import certify_received, without_certificates
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import Tier
 from hawkvision.guarantee.evidence import Evidence
-from hawkvision.imaging.downscale import useful_side
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.evidence import LabelledData, LabelReading, check_enough, read_evidence
 from hawkvision.model_zoo.calibration.label_check import check_labels
-from hawkvision.model_zoo.calibration.loss_simulation import ReceivedImages, received_images, received_predictions
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.models.datasets import LabelledImages
@@ -122,7 +116,6 @@ def certify_design(
     out: Path,
     *,
     compared: int = 1,
-    datagram: bool = False,
     allow_worse: bool = False,
     reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
@@ -137,9 +130,7 @@ def certify_design(
     kind = load_kind(manifest, models)
     evidence = read_certifying(data, kind, manifest, models, reading)
     known = load_profile(design)
-    profile = certified_anew(
-        known, kind, manifest, evidence, compared=compared, datagram=datagram, allow_worse=allow_worse, cache=cache
-    )
+    profile = certified_anew(known, kind, manifest, evidence, compared=compared, allow_worse=allow_worse, cache=cache)
     write_profile(profile, manifest, models, out)
     return profile
 
@@ -175,16 +166,13 @@ def certified_anew(
     *,
     compared: int = 1,
     delta: float = DELTA,
-    datagram: bool = False,
     allow_worse: bool = False,
-    arrived: Iterable[ReceivedImages] | None = None,
     backend: BackendKind = "onnxruntime",
     cache: Path,
 ) -> Profile:
     """The profile with accuracies and certificates from these images alone; its fitted values and plan stay.
 
     Of the images that the design was fitted on, only the certification part is used, and `compared` must be given.
-    Without `datagram` nothing is guaranteed for images received over a link.
 
     Args:
         design: a profile whose models are the manifest's.
@@ -193,9 +181,7 @@ def certified_anew(
         evidence: the images to certify with; those that a model was trained on are not used.
         compared: configurations that were compared on these images.
         delta: probability that a certificate is wrong, before it is divided.
-        datagram: whether to certify images received over a link, too.
         allow_worse: whether the reference stage may be measurably worse than a stage below it.
-        arrived: these images as received; None simulates the links now.
         backend: what runs the models.
         cache: where built models lie.
 
@@ -223,23 +209,12 @@ def certified_anew(
         check_labels(kind, below, best, evidence.truths, order, images.name, allow_worse=allow_worse)
     share = share_of_delta(delta, use.openings or 1, compared)
     certification = _LabelledCertification(kind, design, predictions, evidence, chosen, share)
-    if datagram:
-        if arrived is None:
-            arrived = received_images(images, chosen, design.data.seed, _useful_side(design, manifest))
-        received = certification.received(manifest, arrived, backend, cache)
-    else:
-        received = {pair.edge: list(map(without_certificates, pair.received)) for pair in design.pairs}
     return msgspec.structs.replace(
         design,
         uses=(*(other for other in design.uses if other.purpose != "certify" or other.sha256 != images.sha256), use),
         stages=tuple(map(certification.stage, design.stages)),
-        pairs=tuple(certification.pair(pair, received[pair.edge]) for pair in design.pairs),
+        pairs=tuple(map(certification.pair, design.pairs)),
     )
-
-
-def _useful_side(design: Profile, manifest: Manifest) -> int:
-    """See `imaging.downscale.useful_side`; of all stages of the design."""
-    return useful_side(member.input for stage in design.stages for member in manifest.members(stage.name))
 
 
 def check_models(design: Profile, manifest: Manifest) -> None:
@@ -347,50 +322,11 @@ class _LabelledCertification:
             calibration_error=round(error, 6),
         )
 
-    def pair(self, pair: Pair, received: list[ReceivedCondition]) -> Pair:
-        """The pair with certificates of whole images, and the given ones of received images."""
-        return msgspec.structs.replace(pair, conditions=(self._condition(pair),), received=tuple(received))
+    def pair(self, pair: Pair) -> Pair:
+        """The pair with certificates from these images."""
+        return msgspec.structs.replace(pair, conditions=(self._condition(pair),))
 
     def _condition(self, pair: Pair) -> Condition:
         found = pair_evidence(self._design, pair, self._predictions, self._truths, self._chosen)
         planned, costs = pair.conditions[0].balanced, costs_of(self._design, pair)
         return certify_condition(found, paths_of(pair), costs, planned.max_drop, self._delta, planned)
-
-    def received(
-        self, manifest: Manifest, sent: Iterable[ReceivedImages], backend: BackendKind, cache: Path
-    ) -> dict[str, list[ReceivedCondition]]:
-        """The conditions of each edge stage. Conditions with too few of these images stay without a guarantee."""
-        pairs = self._design.pairs
-        found: dict[tuple[str, int, float], ReceivedCondition] = {}
-        for each in sent:
-            name = f"quality {each.quality}, from {each.band.low:.0%} on"
-            predictions = run_stages(
-                self._kind, manifest, each.images, edge=self._edge,
-                datacenter=tuple(dict.fromkeys(pair.best for pair in pairs)), shrink=self._design.shrinks_images,
-                execution=ModelExecution(backend), cache=cache, chosen=each.reached, name=name,
-            )  # fmt: skip
-            for pair in pairs:
-                for condition in pair.received:
-                    place = (condition.min_quality, condition.min_received_fraction)
-                    if place == (each.quality, each.band.low):
-                        found[pair.edge, *place] = self._received(pair, condition, each, predictions)
-        return {
-            pair.edge: [
-                found.get((pair.edge, c.min_quality, c.min_received_fraction)) or without_certificates(c)
-                for c in pair.received
-            ]
-            for pair in pairs
-        }
-
-    def _received(
-        self, pair: Pair, condition: ReceivedCondition, each: ReceivedImages, predictions: CascadePredictions
-    ) -> ReceivedCondition:
-        originals = self._predictions.served(pair.best)
-        return certify_received(
-            condition,
-            received_predictions(each, predictions, originals, self._truths, pair, self._chosen),
-            score=pair.score,
-            drops=(*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop),
-            data_sha256=each.images.sha256,
-            delta=self._delta,
-        )

@@ -296,7 +296,7 @@ class _SiteCertification:
         """The certificates of all pairs."""
         names = dict.fromkeys(name for pair in self._profile.pairs for name in _names_of(pair))
         return SiteCertificates(
-            format=2,
+            format=3,
             task=self._profile.task,
             as_of=today.isoformat(),
             data=data,

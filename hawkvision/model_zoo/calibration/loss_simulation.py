@@ -1,4 +1,4 @@
-"""Images as received over a lossy link, and the conditions of a profile that are measured on them.
+"""Images as received over a lossy link, and the thresholds for such images that are measured on them.
 
 Every image is made as small as a sender makes it, and encoded by the product's own coder at each quality that is ever
 sent. Then fragments are lost, seeded by
@@ -17,12 +17,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.predictions import Split, StagePredictions, select
-from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Pair, ReceivedCondition
-from hawkvision.cascade.certification.profiling_received import DELTA, ReceivedPredictions, profile_received
+from hawkvision.cascade.certification.predictions import StagePredictions, select
+from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Pair, ReceivedCondition, ReceivedThreshold
+from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import Tier
 from hawkvision.model_zoo.calibration.model_runner import CascadePredictions
 from hawkvision.models.datasets import LabelledImages
+from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Truth
 from hawkvision.transport.client.encoding_plan import encode_anew
 from hawkvision.transport.coding.image_coding import Coded, Complete, Expired, Partial, Plan, decode
@@ -49,6 +50,9 @@ LEAST_SHARE: Final = 0.5
 
 DRAWS: Final = 8
 """Attempts to bring an image into a band."""
+SCORE_KNOTS: Final = 17
+HARDLY: Final = 1.645
+"""Standard errors above the mean of a bound: one in twenty means is larger."""
 BURST: Final = 4.0
 """Mean length of a burst, in fragments."""
 
@@ -108,10 +112,7 @@ def condition_of(
     predictions: CascadePredictions,
     originals: StagePredictions,
     truths: Sequence[Truth],
-    *,
     pair: Pair,
-    split: Split,
-    delta: float = DELTA,
 ) -> ReceivedCondition:
     """Measure one pair in one condition.
 
@@ -121,44 +122,81 @@ def condition_of(
         originals: the reference stage's predictions for the original images.
         truths: of all images.
         pair: whose condition it is.
-        split: of the images.
-        delta: probability that a certificate is wrong.
     """
-    planned, certifying = (
-        received_predictions(arrived, predictions, originals, truths, pair, part)
-        for part in (split.profile, split.certify)
+    kind, chosen = predictions.kind, arrived.reached
+    raw, labels = select(predictions.raw(pair.edge, Tier.EDGE), chosen), select(truths, chosen)
+    temperature = round(fit_temperature(kind, raw, labels, predictions.temperature(pair.edge)), 6)
+    outputs = kind.calibrated(raw, temperature)
+    edge, best, reference = (
+        kind.losses(each, labels) for each in (outputs, predictions.served(pair.best).of(chosen), originals.of(chosen))
     )
-    return profile_received(
-        planned,
-        certifying,
-        score=pair.score,
-        min_quality=arrived.quality,
-        min_received_fraction=arrived.band.low,
-        drops=(*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop),
-        believed=arrived.band.believed,
-        data_sha256=arrived.images.sha256,
-        delta=delta,
+    scores, drops = kind.score_all(outputs, pair.score), (*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop)
+    return measured_condition(
+        arrived.quality, arrived.band, temperature, scores, edge, best, reference, sorted(set(drops))
     )
 
 
-def received_predictions(
-    arrived: ReceivedImages,
-    predictions: CascadePredictions,
-    originals: StagePredictions,
-    truths: Sequence[Truth],
-    pair: Pair,
-    part: NDArray[np.intp],
-) -> ReceivedPredictions:
-    """The predictions of a pair for those images of a part that reached the condition."""
-    chosen = np.intersect1d(part, arrived.reached)
-    return ReceivedPredictions(
-        predictions.kind,
-        select(predictions.raw(pair.edge, Tier.EDGE), chosen),
-        predictions.served(pair.best).of(chosen),
-        originals.of(chosen),
-        select(truths, chosen),
-        predictions.temperature(pair.edge),
+def measured_condition(
+    quality: int,
+    band: Band,
+    temperature: float,
+    scores: Floats,
+    edge: Floats,
+    best: Floats,
+    reference: Floats,
+    drops: Sequence[float],
+) -> ReceivedCondition:
+    """The condition by scores and losses of n images: of the edge and the reference stage as received, and of the
+    reference stage on the originals.
+    """
+    rising = np.sort(scores)[np.linspace(0, len(scores) - 1, SCORE_KNOTS).round().astype(np.intp)]
+    lost, nothing = best - reference, np.zeros(len(scores))
+    everything = ReceivedThreshold(
+        max_drop=round(float(min(1.0, _bounds(np.array([lost.sum()]), np.array([(lost**2).sum()]), len(lost))[0])), 4),
+        threshold="always",
+        escalation=1.0,
     )
+    return ReceivedCondition(
+        min_quality=quality,
+        min_received_fraction=band.low,
+        edge_temperature=temperature,
+        edge_accuracy=round(float(1.0 - edge.mean()), 6),
+        accepts_edge=band.believed,
+        scores=tuple(round(min(max(float(score), 0.0), 1.0), 6) for score in rising),
+        thresholds=(everything, *(_thresholds(scores, edge - best, lost, drops) if band.believed else ())),
+        beyond_link=_thresholds(scores, edge - best, nothing, drops) if band.believed else (),
+    )
+
+
+def _thresholds(scores: Floats, more: Floats, lost: Floats, drops: Sequence[float]) -> tuple[ReceivedThreshold, ...]:
+    """For each ε the lowest threshold from which on all stay below it; of several ε with one threshold the smallest.
+
+    `lost` (n,) is lost by escalating an image, `more` (n,) in addition by accepting the edge's answer.
+    """
+    order = np.argsort(-scores, kind="stable")
+    falling, total = scores[order], lost.sum() + np.cumsum(more[order])
+    squares = (lost**2).sum() + np.cumsum((lost + more)[order] ** 2 - lost[order] ** 2)
+    ends = np.append(np.flatnonzero(falling[1:] < falling[:-1]), len(falling) - 1)  # equal scores are accepted together
+    bounds = np.maximum.accumulate(_bounds(total, squares, len(scores))[ends])
+    found: dict[int, float] = {}
+    for drop in drops:
+        within = int(np.searchsorted(bounds, drop, side="right"))
+        if within:
+            found.setdefault(int(ends[within - 1]), drop)
+    return tuple(
+        ReceivedThreshold(
+            max_drop=round(drop, 6),
+            threshold="never" if end == len(falling) - 1 else round(min(max(float(falling[end]), 0.0), 1.0), 8),
+            escalation=round(1.0 - (end + 1) / len(falling), 6),
+        )
+        for end, drop in found.items()
+    )
+
+
+def _bounds(total: Floats, squares: Floats, n: int) -> Floats:
+    """What a mean hardly exceeds, from sums over n images and of their squares, had one more image been lost."""
+    mean = (total + 1.0) / (n + 1)
+    return mean + HARDLY * np.sqrt(np.maximum((squares + 1.0) / (n + 1) - mean**2, 0.0) / (n + 1))
 
 
 def _received(coded: Coded, band: Band, rng: np.random.Generator) -> tuple[bytes, float] | None:

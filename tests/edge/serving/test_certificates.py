@@ -31,7 +31,7 @@ def site(**changes: Any) -> SiteCertificates:
     """The profile's own certificates as if they had been made at a site."""
     profile = load_profile(PROFILE)
     certificates = SiteCertificates(
-        format=2,
+        format=3,
         task=profile.task,
         as_of="2026-11-20",
         data=SiteData(name="the yard", sha256=SITE_SHA, n=680, labelled=True),

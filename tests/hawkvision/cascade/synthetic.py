@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from hawkvision.cascade.certification.predictions import StagePredictions, split_indices
 from hawkvision.cascade.certification.profile import Certificate, Profile, ProfileData, ReceivedCondition, StageProfile
 from hawkvision.cascade.certification.profiling import profile_pair, profile_stage
-from hawkvision.cascade.certification.profiling_received import ReceivedPredictions, profile_received
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.confidence.calibration import fit_temperature
 from hawkvision.core.types import Logits
 from hawkvision.guarantee.evidence import StageEvidence
+from hawkvision.model_zoo.calibration.loss_simulation import Band, measured_condition
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.class_scores import softmax
 from hawkvision.tasks.registry import task_kind
@@ -51,7 +52,7 @@ def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> P
     large, best = stage("large", 8.0, 20.0)
     medium, between = stage("medium", 6.0, 4.0)
     return Profile(
-        format=5,
+        format=6,
         task="digits",
         data=ProfileData(
             name="synthetic",
@@ -73,31 +74,22 @@ HARM = {(80, 1.0): 0.05, (80, 0.75): 0.3, (80, 0.0): 1.5, (27, 1.0): 0.4, (27, 0
 RECEIVED_DROPS = (0.01, 0.02, 0.04, 0.05, 0.06, 0.15, 0.3)
 
 
-def make_received_looks(harm: float, n: int = 1_600, seed: int = 11) -> ReceivedPredictions:
-    """Images whose logits suffered on the way; the edge gets surer of itself the more they did."""
-    rng = np.random.default_rng(seed)
+@functools.cache
+def make_condition(quality: int, fraction: float, harm: float, n: int = 1_600) -> ReceivedCondition:
+    """A measured condition: logits suffered on the way, and the edge gets surer of itself the more they did."""
+    rng = np.random.default_rng(11)
     labels = rng.integers(0, 10, n)
     edge, best = make_logits(rng, labels, 3.0), make_logits(rng, labels, 8.0)
     noise = rng.normal(size=(2, *edge.shape)).astype(np.float32)
     heated = (edge + 3.0 * harm * noise[0]) * np.float32(1.0 + harm)
-    received = best + np.float32(3.0 * harm) * noise[1]
-    return ReceivedPredictions(KIND, list(heated), list(softmax(received)), list(softmax(best)), labels.tolist())
-
-
-@functools.cache
-def make_condition(quality: int, fraction: float, harm: float, n: int = 1_600) -> ReceivedCondition:
-    """A measured condition; of its n images a quarter plans, the rest certifies."""
-    looks = make_received_looks(harm, n)
-    return profile_received(
-        looks.part(np.arange(n // 4)),
-        looks.part(np.arange(n // 4, n)),
-        score="top1",
-        min_quality=quality,
-        min_received_fraction=fraction,
-        drops=RECEIVED_DROPS,
-        believed=fraction > 0.0,
-        data_sha256=SHA,
+    temperature = round(fit_temperature(KIND, list(heated), labels.tolist(), 1.0), 6)
+    outputs = KIND.calibrated(list(heated), temperature)
+    lost, received, original = (
+        KIND.losses(each, labels.tolist())
+        for each in (outputs, list(softmax(best + np.float32(3.0 * harm) * noise[1])), list(softmax(best)))
     )
+    scores, band = KIND.score_all(outputs, "top1"), Band(fraction, 1.0, fraction > 0.0)
+    return measured_condition(quality, band, temperature, scores, lost, received, original, RECEIVED_DROPS)
 
 
 @functools.cache
@@ -135,7 +127,7 @@ def site_of(profile: Profile, *, labelled: bool = True, fingerprint: str = SHA) 
     )
     accuracies = {"small": measured(0.6), "medium": measured(0.7), "large": measured(0.8)}
     return SiteCertificates(
-        format=2,
+        format=3,
         task=profile.task,
         as_of="2026-11-21",
         data=SiteData(name="yard", sha256=SHA, n=900, labelled=labelled),

@@ -121,15 +121,14 @@ def test_the_command_prints_what_it_found_and_what_to_type_next(task: QuartersTa
 
 
 @pytest.mark.slow
-def test_images_that_crossed_a_link_are_certified_by_the_same_losses(task: QuartersTask, tmp_path: Path) -> None:
+def test_images_that_crossed_a_link_are_measured_by_the_same_losses(task: QuartersTask, tmp_path: Path) -> None:
     out = tmp_path / "profile.json"
     found = calibrate("quarters", task.clean, out, seed=1, datagram=True, models=task.models, cache=task.cache)
     received = found.pairs[0].received
     assert received
     for condition in received:
-        assert 0.0 < condition.edge_accuracy.value < condition.best_accuracy.value
-        assert 0.0 < condition.best.observed_drop + 0.02 < condition.best.max_drop + 0.02
-        assert all(each.observed_drop < each.max_drop for each in condition.certificates)
+        assert 0.0 < condition.edge_accuracy < 1.0
+        assert 0.0 < condition.thresholds[0].max_drop < 1.0
 
 
 def test_average_precision_is_among_the_figures_of_the_kind(task: QuartersTask, profile: Profile) -> None:

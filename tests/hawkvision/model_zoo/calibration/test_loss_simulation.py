@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from pathlib import Path
 
 import cv2
@@ -12,14 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Received
+from hawkvision.core.types import MaxAccuracyDrop, Received
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.model_zoo.calibration.loss_simulation import (
     BANDS,
+    Band,
     ReceivedImages,
     loss_order,
+    measured_condition,
     received_images,
     transcoded,
 )
@@ -117,8 +121,26 @@ def test_a_coarser_image_is_fewer_fragments() -> None:
     assert counts == sorted(counts, reverse=True)
 
 
+@given(st.integers(0, 2**32 - 1), st.integers(20, 400), st.floats(0.0, 0.4))
+def test_thresholds_of_received_images_lose_no_more_than_they_say(seed: int, n: int, harm: float) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 50, n) / 50.0  # many are equal
+    edge, best, reference = (rng.random((3, n)) < np.stack([1.0 - scores, np.full(n, harm), np.zeros(n)])).astype(float)
+    found = measured_condition(80, Band(0.75, 0.9), 1.0, scores, edge, best, reference, (0.02, 0.1, 0.3, 0.9))
+    assert (found.thresholds[0].threshold, found.thresholds[0].escalation) == ("always", 1.0)
+    assert found.thresholds[0].max_drop >= (best - reference).mean() + 1 / (n + 1) - 1e-3
+    for thresholds, escalated in ((found.thresholds[1:], best - reference), (found.beyond_link, np.zeros(n))):
+        assert list(thresholds) == sorted(thresholds, key=lambda each: each.max_drop)
+        for each in thresholds:
+            accepted = scores >= threshold_value(each.threshold)
+            assert np.where(accepted, edge - best + escalated, escalated).mean() <= each.max_drop
+            assert each.escalation == pytest.approx(1.0 - accepted.mean(), abs=1e-6)
+    unbelieved = measured_condition(80, Band(0.0, 0.6, believed=False), 1.0, scores, edge, best, reference, (0.9,))
+    assert (len(unbelieved.thresholds), unbelieved.beyond_link) == (1, ())
+
+
 @pytest.mark.slow
-def test_a_cascade_of_small_images_is_certified_for_the_qualities_that_reach_it(tmp_path: Path) -> None:
+def test_a_cascade_of_small_images_has_thresholds_for_the_qualities_that_reach_it(tmp_path: Path) -> None:
     """Eight pixels make one fragment: it arrives or does not, so there are no bands."""
     task = write_band_task(tmp_path)
     profile = calibrate(
@@ -127,5 +149,5 @@ def test_a_cascade_of_small_images_is_certified_for_the_qualities_that_reach_it(
     pair = profile.pairs[0]
     assert [(c.min_quality, c.min_received_fraction) for c in pair.received] == [(q, 1.0) for q in QUALITIES]
     route = Policy(profile, pair.edge, pair.best).route(MaxAccuracyDrop(0.3), Received(1.0, QUALITIES[0]))
-    assert route.guarantee.status is AccuracyStatus.CERTIFIED
+    assert route.threshold < math.inf
     assert route.temperature == pair.received[0].edge_temperature
