@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from hawkvision.cascade.certification.profile import Certificate, Condition, Pair, Profile, threshold_value
-from hawkvision.cascade.certification.site_certificates import SiteCertificates
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, site_conditions
 from hawkvision.cascade.degraded_input import received_route
 from hawkvision.cascade.route import (
     Controls,
@@ -21,7 +21,6 @@ from hawkvision.cascade.route import (
     guaranteed,
     without_guarantee,
 )
-from hawkvision.cascade.site_certificate_check import site_conditions
 from hawkvision.core.errors import TargetUnreachable
 from hawkvision.core.types import (
     WHOLE,

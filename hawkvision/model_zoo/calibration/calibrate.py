@@ -52,7 +52,7 @@ from hawkvision.model_zoo.calibration.evidence import (
 )
 from hawkvision.model_zoo.calibration.label_check import check_labels
 from hawkvision.model_zoo.calibration.loss_simulation import condition_of, received_images
-from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, ModelExecution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.shrinking import check_shrinking
 from hawkvision.model_zoo.calibration.splits import split_images
 from hawkvision.models.datasets import LabelledImages
@@ -137,7 +137,7 @@ def calibrate(
     before = _replaced(out, task)
     openings = _openings_of(before, images.sha256, models_now, seed)
     delta = share_of_delta(DELTA, openings, compared)
-    measuring = _Measuring(kind, manifest, evidence, split, seed, ModelExecution(backend), cache, delta, allow_worse)
+    measuring = _Measuring(kind, manifest, evidence, split, seed, backend, cache, delta, allow_worse)
     profile = measuring.profile(edges, best, between, datagram=datagram)
     if certifying is None:
         uses = _uses(images, split, compared, openings, design_sha256(profile, profile.pairs))
@@ -164,7 +164,7 @@ class _Measuring:
     evidence: LabelledData
     split: Split
     seed: int
-    execution: ModelExecution
+    backend: BackendKind
     cache: Path
     delta: float
     allow_worse: bool
@@ -173,7 +173,7 @@ class _Measuring:
         """The profile of all stages, with the certified pairs of each edge stage."""
         images, remote = self.evidence.images, (*(() if between is None else (between,)), best)
         shrinking = check_shrinking(
-            self.kind, self.manifest, images, self.evidence.truths, stages=remote, execution=self.execution,
+            self.kind, self.manifest, images, self.evidence.truths, stages=remote, backend=self.backend,
             cache=self.cache, chosen=self.split.profile,
         )  # fmt: skip
         shrink = shrinking is None or shrinking.allowed
@@ -219,7 +219,7 @@ class _Measuring:
     ) -> CascadePredictions:
         return run_stages(
             self.kind, self.manifest, images, edge=edge, datacenter=datacenter, shrink=shrink, chosen=chosen,
-            execution=self.execution, cache=self.cache, name=name,
+            backend=self.backend, cache=self.cache, name=name,
         )  # fmt: skip
 
     def _at_edge(self, name: str, predictions: CascadePredictions) -> tuple[StageProfile, StagePredictions]:

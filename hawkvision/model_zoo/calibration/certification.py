@@ -46,7 +46,7 @@ from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.building.manifest_writer import with_profile
 from hawkvision.model_zoo.calibration.evidence import LabelledData, LabelReading, check_enough, read_evidence
 from hawkvision.model_zoo.calibration.label_check import check_labels
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.models.datasets import LabelledImages
 from hawkvision.models.image_sets.labelled_images import shared
@@ -196,10 +196,9 @@ def certified_anew(
     same = images.sha256 == design.data.sha256
     chosen = split_again(manifest, images, design.data).certify if same else evidence.clean
     use = _certifying_use(design, images, len(chosen), compared)
-    execution = ModelExecution(backend)
     edge, datacenter = stages_by_tier(design)
     predictions = run_stages(
-        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=design.shrinks_images, execution=execution,
+        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=design.shrinks_images, backend=backend,
         cache=cache, chosen=chosen,
     )  # fmt: skip
     for pair in design.pairs:

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import sched_getaffinity
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -24,8 +24,8 @@ from hawkvision.core.types import Pixels, Tensors
 from hawkvision.imaging.downscale import Reducer
 from hawkvision.imaging.placement import placement
 from hawkvision.imaging.preprocessing import load_input, probe
-from hawkvision.inference.backend_registry import ON_THE_CPU, BackendKind, open_backend
-from hawkvision.inference.backends.interface import Backend, OnnxPrecision, joined
+from hawkvision.inference.backend_registry import BackendKind, open_backend
+from hawkvision.inference.backends.interface import Backend, joined
 from hawkvision.model_zoo.predictions import CascadePredictions as CascadePredictions
 from hawkvision.model_zoo.predictions import (
     VariantInput,
@@ -53,31 +53,8 @@ AnyImages: TypeAlias = LabelledImages | UnlabelledImages
 Chosen: TypeAlias = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelExecution:
-    """How models run: backend, providers of ONNX Runtime, images and threads per inference, and its precision."""
-
-    backend: BackendKind = "onnxruntime"
-    providers: tuple[str, ...] = ON_THE_CPU
-    batch: int = BATCH
-    threads: int = 1
-    precision: OnnxPrecision = "model"
-
-    def open(self, manifest: Manifest, variant: Variant, cache: Path) -> Backend:
-        """A variant, ready to run.
-
-        Raises:
-            ArtifactError: if the model is missing or not the manifest's.
-        """
-        model = load_variant(cache, manifest.task, variant)
-        with one_run(variant.name):
-            return open_backend(
-                self.backend, model, variant.input, manifest.classes, self.providers, self.threads, self.precision
-            )
-
-
-CERTIFIED_EXECUTION: Final = ModelExecution()
-"""The execution with which certificates are made."""
+CERTIFIED_BACKEND: Final[BackendKind] = "onnxruntime"
+"""The backend with which certificates are made, on the CPU."""
 
 
 def run_stages(
@@ -88,7 +65,7 @@ def run_stages(
     edge: Sequence[str] = (),
     datacenter: Sequence[str] = (),
     shrink: bool = True,
-    execution: ModelExecution = CERTIFIED_EXECUTION,
+    backend: BackendKind = CERTIFIED_BACKEND,
     cache: Path,
     chosen: Chosen | None = None,
     name: str = "",
@@ -102,7 +79,7 @@ def run_stages(
         edge: variants and ensembles that edge nodes run.
         datacenter: variants and ensembles that the datacenter runs.
         shrink: whether edge nodes make large images smaller before they send them.
-        execution: how the models run; only results of the certified execution are cached.
+        backend: what runs the models, with one thread; only results of the certified one are cached.
         cache: the folder of built models and cached tensors.
         chosen: indices of the images to run, rising; None means all.
         name: of the images, beside the variant in the progress shown and in the cache.
@@ -119,14 +96,17 @@ def run_stages(
             variant, data = manifest.variant(key.variant), sent if key.reduced and sent is not None else images
             indices = hashlib.sha256(chosen.astype("<i8").tobytes()).hexdigest()
             kept = tensors_path(cache, manifest.task, variant, (PIXELS, data.sha256, indices, name, flip))
-            found = read_tensors(kept, len(chosen)) if execution == CERTIFIED_EXECUTION else None
+            found = read_tensors(kept, len(chosen)) if backend == CERTIFIED_BACKEND else None
             if found is None:
                 bar = progress.add_task(f"{variant.name} {name}".strip(), total=len(chosen))
                 decode = open_decoder(variant, len(kind.labels))
-                runner = execution.open(manifest, variant, cache)
-                run = _VariantRun(runner, decode, variant, data, chosen, execution.batch, flip)
+                with one_run(variant.name):
+                    runner = open_backend(
+                        backend, load_variant(cache, manifest.task, variant), variant.input, manifest.classes
+                    )
+                run = _VariantRun(runner, decode, variant, data, chosen, flip)
                 found = run.over_all(pool, lambda done, bar=bar: progress.advance(bar, done))  # type: ignore[misc]
-                if execution == CERTIFIED_EXECUTION:
+                if backend == CERTIFIED_BACKEND:
                     write_tensors(kept, found)
             views[key] = _views(kind, variant, data, chosen, found)
     return CascadePredictions(kind, manifest, chosen, views, reduced=sent is not None)
@@ -197,12 +177,10 @@ class _VariantRun:
         variant: Variant,
         images: AnyImages,
         chosen: Chosen,
-        batch: int,
         flip: bool,
     ) -> None:
         self._runner = runner
         self._decode = decode
-        self._batch = batch
         self._variant = variant
         self._images = images
         self._chosen = chosen
@@ -210,7 +188,7 @@ class _VariantRun:
 
     def over_all(self, pool: ThreadPoolExecutor, advance: Callable[[int], None]) -> VariantTensors:
         def batch(start: int) -> tuple[Tensors, Tensors | None, float]:
-            inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + self._batch]])
+            inputs = np.stack([self._input(int(i)) for i in self._chosen[start : start + BATCH]])
             before = time.thread_time()
             with one_run(self._variant.name, len(inputs) * (1 + self._flip)):
                 upright = self._decode(self._runner.infer(inputs))
@@ -220,7 +198,7 @@ class _VariantRun:
             return upright, mirrored, spent * 1e3 / len(inputs)
 
         try:
-            parts = list(pool.map(batch, range(0, len(self._chosen), self._batch)))
+            parts = list(pool.map(batch, range(0, len(self._chosen), BATCH)))
         finally:
             self._runner.close()
         mirrored = [part for _, part, _ in parts if part is not None]

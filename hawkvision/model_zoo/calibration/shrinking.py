@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import select
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS, Shrinking
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, ModelExecution, run_stages
+from hawkvision.inference.backend_registry import BackendKind
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
 from hawkvision.models.manifest import Manifest
 from hawkvision.tasks.kind import TaskKind, Truth
 
@@ -31,7 +32,7 @@ def check_shrinking(
     truths: Sequence[Truth],
     *,
     stages: Sequence[str],
-    execution: ModelExecution,
+    backend: BackendKind,
     cache: Path,
     chosen: NDArray[np.intp],
 ) -> Shrinking | None:
@@ -43,14 +44,14 @@ def check_shrinking(
         images: encoded images.
         truths: of all of them.
         stages: of the datacenter.
-        execution: how the models run.
+        backend: what runs the models.
         cache: the folder of built models and cached tensors.
         chosen: indices of the images to decide on; no certificate may rest on them.
     """
 
     def run(shrink: bool) -> CascadePredictions:
         return run_stages(
-            kind, manifest, images, datacenter=stages, shrink=shrink, execution=execution, cache=cache, chosen=chosen
+            kind, manifest, images, datacenter=stages, shrink=shrink, backend=backend, cache=cache, chosen=chosen
         )
 
     smaller = run(shrink=True)

@@ -34,7 +34,7 @@ from hawkvision.guarantee.evidence import Evidence, Thresholds, losses, sweep
 from hawkvision.inference.backend_registry import BackendKind
 from hawkvision.model_zoo.calibration.certification import check_models, stages_by_tier
 from hawkvision.model_zoo.calibration.evidence import LabelReading, TrainedImages, read_evidence
-from hawkvision.model_zoo.calibration.model_runner import ModelExecution, run_stages
+from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.model_zoo.reports import page
 from hawkvision.model_zoo.reports.page import Findings, Outcome, PairFindings, Reliability
@@ -115,7 +115,7 @@ def report_calibration(
     edge, datacenter = stages_by_tier(known)
     found = run_stages(
         kind, manifest, images, edge=edge, datacenter=datacenter, shrink=known.shrinks_images,
-        execution=ModelExecution(backend), cache=cache, chosen=split.used(),
+        backend=backend, cache=cache, chosen=split.used(),
     )  # fmt: skip
 
     def at_edge(name: str) -> StagePredictions:

@@ -187,7 +187,7 @@ def test_certificates_whose_thresholds_were_altered_refuse_to_start(tmp_path: Pa
     trusting(path)
     said = refusal("--certificates", str(path))
     assert "site.json: was altered: its digest is that of other content" in said
-    assert "make it anew with `hawkvision certify --data IMAGES`" in said
+    assert "make another with `hawkvision certify --data IMAGES`" in said
 
 
 def test_labels_that_were_altered_refuse_to_start(tmp_path: Path) -> None:
