@@ -187,7 +187,7 @@ def _print_site(found: SiteRun, path: Path) -> None:
     bounded = {pair.conditions[0].fast.basis for pair in site.pairs} == {"disagreement"}
     table = Table(box=None, pad_edge=False, header_style="bold")
     limit = "disagreement" if bounded else "drop"
-    for title in ("stage", f"{limit} at most", "certified", "escalated", "reference", "accept from"):
+    for title in ("stage", f"max {limit}", "certified", "escalated", "reference", "accept from"):
         table.add_column(title)
     for title in ("labels", "more", "then") if found.needs else ():
         table.add_column(title)
@@ -195,21 +195,21 @@ def _print_site(found: SiteRun, path: Path) -> None:
         needs = found.needs.get(pair.edge, {})
         for each in pair.conditions[0].certificates:
             need = needs.get(each.max_drop)
-            labels = () if need is None else (str(need.used), str(int(need.helps.sum())), f"{need.escalation:.1%}")
+            labels = () if need is None else (str(need.used), str(int(need.helps.sum())), f"{need.to_best:.1%}")
             table.add_row(
                 pair.edge,
                 f"{stated_drop(each.max_drop):.2%}",
                 "yes" if each.to_best < 1.0 else "no",
                 f"{each.escalation:.1%}",
                 f"{each.to_best:.1%}",
-                str(each.threshold),
+                each.threshold if isinstance(each.threshold, str) else f"{each.threshold:.4f}",
                 *labels,
             )
     console.print(table)
     if found.needs:
         console.print(
-            "labels: that the certificate rests on. more: disagreements whose labels would help; then: escalated if "
-            "none of those loses anything.",
+            "labels: that the certificate rests on. more: disagreements whose labels would help. then: answered by the "
+            "reference stage if none of those loses anything.",
             soft_wrap=True,
         )
     if bounded:

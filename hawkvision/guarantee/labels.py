@@ -41,8 +41,8 @@ class LabelNeed:
     helps: Flags
     """Which images (n,) would help if they had one: disagreements that the thresholds pass if none of them loses
     anything."""
-    escalation: float
-    """The share that would then leave the edge."""
+    to_best: float
+    """The share that the reference stage would then answer."""
 
 
 def label_needs(
@@ -68,7 +68,7 @@ def label_needs(
             for step in steps:
                 helps |= _differing(evidence, step.thresholds) & ~evidence.labelled
         used = _differing(evidence, now.thresholds) & evidence.labelled
-        found[drop] = LabelNeed(int(used.sum()), helps, then.escalation)
+        found[drop] = LabelNeed(int(used.sum()), helps, then.to_best)
     return found
 
 

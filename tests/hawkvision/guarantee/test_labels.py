@@ -37,7 +37,7 @@ def test_labels_that_would_help_do_and_others_do_not(known: float) -> None:
     needs = label_needs(some, [path], DROPS, 0.05, lambda step: step.escalation)
     for drop, need in needs.items():
         now, most = (certify(each, path, drop).escalation for each in (some, every))
-        assert need.escalation <= most <= now
+        assert need.to_best <= most <= now
         useful = need.helps
         assert not (useful & some.labelled).any()
         assert (some.edge.disagreements[useful] == 1.0).all()
@@ -50,7 +50,7 @@ def test_labels_that_would_help_do_and_others_do_not(known: float) -> None:
         )
         assert certify(others, path, drop).escalation >= most
     assert (needs[0.02].helps.sum() > 0) == (known < 1.0)
-    assert needs[0.02].escalation < certify(some, path, 0.02).escalation or known == 1.0
+    assert needs[0.02].to_best < certify(some, path, 0.02).escalation or known == 1.0
 
 
 def classified(rng: np.random.Generator, n: int, classes: int, accuracy: float, skew: float) -> tuple[Classes, Classes]:
