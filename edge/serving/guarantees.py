@@ -78,7 +78,7 @@ class Guarantees:
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 
-    def controllers(self, route: Route, stream: str | None, caller: str = "") -> Watched:
+    def watched(self, route: Route, stream: str | None, caller: str = "") -> Watched:
         """A request's streams; none where no certificate stands behind it, or one for other versions."""
         controls = route.controls if self.edge_certified(route) else None
         return self._streams.watched(stream, controls, caller, route.counted_as)

@@ -118,7 +118,7 @@ class EdgeNode:
                 self._count_miss()
             refused = isinstance(error, HawkVisionError) and not isinstance(error, DeadlineMissed)
             if handler.begun or not refused:  # what is refused unseen does not depend on the image
-                image.controllers.answered(as_routed=False)
+                image.watched.answered(as_routed=False)
             raise
         if answer.deadline_met is False:
             self._count_miss()
@@ -164,6 +164,6 @@ class EdgeNode:
             raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {asked.kind[:40]!r}")
         route = guarantees.policy.route(asked.target, request.received)
         cost = self.limits.cost(request.body, request.header)
-        controllers = guarantees.controllers(route, asked.stream, request.caller)
+        watched = guarantees.watched(route, asked.stream, request.caller)
         versions = guarantees.served.versions
-        return RoutedImage(request, route, controllers, guarantees.stage, versions, cost, declined_before)
+        return RoutedImage(request, route, watched, guarantees.stage, versions, cost, declined_before)

@@ -67,14 +67,14 @@ def edge_answer(
         version=image.versions is context.served.versions and guarantees.as_certified(route),
     )
     if lacking in (None, StatusReason.DEGRADED):
-        image.controllers.answered(as_routed=lacking is None)
+        image.watched.answered(as_routed=lacking is None)
     return Answer(
         id=random_hex(32),
         task=context.task,
         prediction=result.prediction,
         model=edge.model,
         tier=Tier.EDGE,
-        accuracy=guarantees.for_answer(route, Tier.EDGE, image.controllers, lacking),
+        accuracy=guarantees.for_answer(route, Tier.EDGE, image.watched, lacking),
         # True also for a datacenter that was asked and answered too late.
         escalated=reason is not None,
         reason=reason,
@@ -114,7 +114,7 @@ def datacenter_answer(
         version=image.versions is context.served.versions and guarantees.as_certified(route, reply),
     )
     if guarantees.as_certified(image.route):  # then the edge's answers are certified
-        image.controllers.answered(as_routed=lacking is None)
+        image.watched.answered(as_routed=lacking is None)
     dc_ms = escalated.datacenter_ms
     return Answer(
         id=random_hex(32),
@@ -122,7 +122,7 @@ def datacenter_answer(
         prediction=reply.prediction,
         model=reply.model,
         tier=Tier.DATACENTER,
-        accuracy=guarantees.for_answer(route, Tier.DATACENTER, image.controllers, lacking),
+        accuracy=guarantees.for_answer(route, Tier.DATACENTER, image.watched, lacking),
         escalated=True,
         reason=reason,
         degraded=degraded,
@@ -192,7 +192,7 @@ def report_reply(
     context: ServingContext, image: RoutedImage, reply: EscalationReply, edge: EdgePrediction | None
 ) -> None:
     """Report the datacenter's reply, compared with the edge's prediction if there is one."""
-    served, claims = context.served, image.controllers.intermediate_claims
+    served, claims = context.served, image.watched.intermediate_claims
     by_reference, certified = reply.model == context.best, served.certified(reply)
     # A partial ensemble, another version, or less of the image than the edge used says nothing about the edge.
     comparable = served.serves(context.best) and reply.comparable and certified
@@ -213,7 +213,7 @@ def report_scored(context: ServingContext, image: RoutedImage, edge: EdgePredict
 
 def _stage_scores(image: RoutedImage, edge: EdgePrediction | None) -> tuple[StageScore, ...]:
     """The edge's outcome for its log. A truncated ensemble has none, for it is another stage than the certified one."""
-    claims = image.controllers.edge_claims
+    claims = image.watched.edge_claims
     if claims is None or edge is None or edge.result.truncated:
         return ()
     return (StageScore(claims, score_of(image, edge), edge.result.prediction),)
@@ -228,4 +228,4 @@ def _consider(
     """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
     request = image.request
     if scores:
-        context.auditor.consider(image.controllers, scores, request.body, request.trace, reference=reference)
+        context.auditor.consider(image.watched, scores, request.body, request.trace, reference=reference)

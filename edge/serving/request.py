@@ -70,7 +70,7 @@ class RoutedImage:
 
     request: ImageRequest
     route: Route
-    controllers: Watched
+    watched: Watched
     """The logs that watch it."""
     stage: EdgeStage
     versions: CertifiedVersions
@@ -82,4 +82,4 @@ class RoutedImage:
     @property
     def suspended(self) -> bool:
         """Whether the reference stage must answer because an alarm stands; `fast` asks for the edge's answer alone."""
-        return self.controllers.suspended and self.request.asked.target is not Quality.FAST
+        return self.watched.suspended and self.request.asked.target is not Quality.FAST

@@ -137,12 +137,12 @@ def _certificates(node: EdgeNode) -> ListedCertificates:
 
 def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     route = node.policy.route(target)
-    controllers = node.guarantees.controllers(route, None, caller)
+    watched = node.guarantees.watched(route, None, caller)
     reason = None if node.guarantees.as_certified(route) else StatusReason.UNCERTIFIED_VERSION
     if node.datacenter is None and route.escalation > 0.0:
         reason = StatusReason.DEGRADED
     tier = Tier.DATACENTER if route.direct else Tier.EDGE
-    guarantee = node.guarantees.for_answer(route, tier, controllers, reason)
+    guarantee = node.guarantees.for_answer(route, tier, watched, reason)
     return ListedTarget(
         target=target_fields(target),
         max_drop=guarantee.max_drop,

@@ -1,6 +1,6 @@
 """The Open Inference Protocol over HTTP; `decoding` and `encoding` know the bodies.
 
-Each image of a request is one `EdgeNode.infer`, with its own admission, deadline, controllers and metrics.
+Each image of a request is one `EdgeNode.infer`, with its own admission, deadline, streams and metrics.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def balanced(it: Bench) -> ListedTarget:
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
-    return it.node.guarantees.controllers(it.node.policy.route(target), stream, caller).suspended
+    return it.node.guarantees.watched(it.node.policy.route(target), stream, caller).suspended
 
 
 # ------------------------------------------------------------------------------------------------------- drift

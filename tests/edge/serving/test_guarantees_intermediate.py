@@ -81,7 +81,7 @@ def test_an_intermediate_stage_that_is_wrong_where_it_is_sure_is_found_out_and_n
     async def scenario() -> tuple[Answer, float, int]:
         async with bench(three, UNSURE, intermediate=True, audit_share=1.0) as it:
             await known(it.node)
-            watched = it.node.guarantees.controllers(it.node.policy.route(THREE_LEVELS), None, ME)
+            watched = it.node.guarantees.watched(it.node.policy.route(THREE_LEVELS), None, ME)
             while not watched.suspended:
                 await many(it, 4, target=THREE_LEVELS)
             await until(lambda: not it.node.auditor.pending)
@@ -119,7 +119,7 @@ def test_an_intermediate_stage_that_always_answers_does_so_only_while_the_guaran
             assert route.intermediate is not None
             assert route.intermediate.threshold == -math.inf
             before = await it.ask(target=ALWAYS_INTERMEDIATE)
-            while not it.node.guarantees.controllers(route, None, ME).suspended:  # the reference stage says otherwise
+            while not it.node.guarantees.watched(route, None, ME).suspended:  # the reference stage says otherwise
                 await many(it, 16, target=ALWAYS_INTERMEDIATE)
             return before, await it.ask(target=ALWAYS_INTERMEDIATE)
 

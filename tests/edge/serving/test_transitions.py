@@ -146,16 +146,16 @@ def test_other_fingerprints_suspend_guarantees_and_the_certified_restore_them_a_
     assert lines(caplog, "guarantees") == [("WARNING", "guarantees suspended"), ("INFO", "guarantees restored")]
 
 
-def test_an_alarm_of_the_nodes_own_stream_is_a_warning_and_one_of_a_named_stream_is_not(
-    caplog: pytest.LogCaptureFixture, large: Peer
+@pytest.mark.parametrize(("stream", "level"), [(None, "WARNING"), ("rainy camera", "INFO")])
+def test_an_alarm_of_a_caller_is_a_warning_and_one_of_a_named_stream_is_not(
+    caplog: pytest.LogCaptureFixture, large: Peer, stream: str | None, level: str
 ) -> None:
     async def scenario() -> None:
         async with bench(large, SURE, audit_share=0.2) as it:
-            await raise_alarm(it)
-            await raise_alarm(it, "rainy camera")
+            await raise_alarm(it, stream)
 
     run(scenario)
-    assert lines(caplog, "guarantee ") == [("WARNING", "guarantee suspended"), ("INFO", "guarantee suspended")]
+    assert lines(caplog, "guarantee ") == [(level, "guarantee suspended")]
 
 
 def test_a_guarantee_that_was_suspended_before_a_restart_is_said_to_be_at_the_start(
