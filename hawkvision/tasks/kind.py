@@ -4,7 +4,7 @@
                                                                                          │
         accept or escalate ◄── score ◄──────────────── Output ───────────────────────────┤
         answer, reply ◄─────────────────┬───────── Prediction ──── predict ◄─────────────┘
-        certificates, drift control ◄── loss, disagreement
+        certificates, monitoring ◄──── loss, disagreement
 
 Everything outside `hawkvision.tasks`, decoders and manifests uses kinds only through this interface. A kind is
 registered as an entry point of the group `hawkvision.tasks`. `hawkvision.testing.TaskKindConformance` states the
