@@ -166,13 +166,18 @@ def _target(answer: Answer) -> str:
     return "=".join(str(part) for part in next(iter(target_fields(answer.accuracy.target).items())))
 
 
+def _at_most(bound: float) -> str:
+    """A bound in percent, rounded up so that it stays true."""
+    return f"≤ {math.ceil(round(bound * 1e3, 6)) / 10:g}%"
+
+
 def _cells(name: str, answer: Answer) -> dict[str, str]:
     """A row as a mapping of column titles to values."""
     guarantee = answer.accuracy.status.value
     if answer.accuracy.max_drop is not None:
-        guarantee += f", drop ≤ {answer.accuracy.max_drop:.3g}"
+        guarantee += f", drop {_at_most(answer.accuracy.max_drop)}"
     if answer.accuracy.max_disagreement is not None:
-        guarantee += f", disagreement ≤ {answer.accuracy.max_disagreement:.3g}"
+        guarantee += f", disagreement {_at_most(answer.accuracy.max_disagreement)}"
     if answer.degraded:
         guarantee += ", degraded"
     return {
