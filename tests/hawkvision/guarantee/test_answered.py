@@ -49,7 +49,7 @@ def certified_losses(max_drop: float, escalated: float, in_vain: Callable[[int],
         (lambda _: 1.0, 0.0, 0.01),
         (lambda request: float(request % 4_000 < 200), 0.5, 1.0),
     ],
-    ids=["patient", "few in vain", "too many in vain", "only the edge in time", "outages"],
+    ids=["patient", "few missed", "too many missed", "only the edge in time", "outages"],
 )
 def test_what_says_certified_loses_no_more_than_it_states(
     max_drop: float, escalated: float, callers: int, in_vain: Callable[[int], float], least: float, most: float

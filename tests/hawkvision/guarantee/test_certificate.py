@@ -141,7 +141,7 @@ def test_certified_drop_holds_on_fresh_traffic_in_all_but_delta_of_the_samples(b
 @given(st.integers(20, 150), st.integers(0, 2**32 - 1), st.booleans(), st.floats(0.05, 0.6))
 @settings(max_examples=examples(150), deadline=None)
 def test_what_some_labels_certify_more_labels_certify_too(n: int, seed: int, binary: bool, max_drop: float) -> None:
-    """So labels may come in any order, and whoever looks after each may stop when a target is certified."""
+    """So labels may come in any order, and looking after each one may end when a target is certified."""
     rng = np.random.default_rng(seed)
     sample, path = draw_sample(rng, n, intermediate=True), path_of_three(rng, 8)
     order, before = rng.permutation(n), 0
