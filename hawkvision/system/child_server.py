@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import selectors
 import signal
@@ -93,7 +94,7 @@ def running(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **(env or {})},
-        preexec_fn=stop_with_parent if on_main_thread else None,
+        preexec_fn=functools.partial(stop_with_parent, parent=os.getpid()) if on_main_thread else None,
         process_group=0 if own_group else None,
     )
     try:  # at once, so that an interrupt leaves no child behind
@@ -178,13 +179,13 @@ def exit_on_sigterm(status: int = 128 + signal.SIGTERM) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
 
 
-def stop_with_parent(sent: signal.Signals = signal.SIGTERM) -> None:
+def stop_with_parent(sent: signal.Signals = signal.SIGTERM, parent: int | None = None) -> None:
     """Ask the kernel to send this process a signal when its parent dies (Linux only).
 
     The parent is the *thread* that started this process (prctl(2), PR_SET_PDEATHSIG), so start such processes from the
-    main thread.
+    main thread. After a fork, give the parent's number: it may be dead already.
     """
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call

@@ -44,10 +44,11 @@ def in_child() -> None:
     name = mmap.mmap(-1, _NAME_BYTES)
     sys.stdout.flush()
     sys.stderr.flush()
+    parent = os.getpid()
     child = os.fork()
     if child:
         _wait(child, name)
-    stop_with_parent(signal.SIGKILL)
+    stop_with_parent(signal.SIGKILL, parent)
     _running = name
     from hawkvision.system.memory import room
 

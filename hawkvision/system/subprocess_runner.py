@@ -106,10 +106,12 @@ def run(
     # A SIGTERM that raises (`exit_on_sigterm`) is held back until the clean-up below is in place.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
+    parent = os.getpid()
+
     def limit() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-        stop_with_parent(signal.SIGKILL)
+        stop_with_parent(signal.SIGKILL, parent)
 
     with contextlib.ExitStack() as opened:
         opened.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)

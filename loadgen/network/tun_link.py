@@ -18,6 +18,7 @@ own emulator (netem) is not part of every kernel, and does not repeat its losses
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -159,7 +160,7 @@ class TunLink:
             stderr=stderr,
             env={**os.environ, **(env or {})},
             cwd=cwd,
-            preexec_fn=stop_with_parent if on_main_thread else None,
+            preexec_fn=functools.partial(stop_with_parent, parent=os.getpid()) if on_main_thread else None,
         )
         self._started = [*(earlier for earlier in self._started if earlier.poll() is None), process]
         return process

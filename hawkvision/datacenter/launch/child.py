@@ -45,9 +45,7 @@ def main(number: int, folder: Path) -> int:
     if tier != 0:
         os.close(number)  # its end tells the launcher that the tier process ends
         return _keep(tier)
-    stop_with_parent(signal.SIGKILL)
-    if os.getppid() != keeper:  # it died before the call
-        return 1
+    stop_with_parent(signal.SIGKILL, keeper)
     return _run_tier(number, folder)
 
 

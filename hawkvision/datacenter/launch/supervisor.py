@@ -221,7 +221,7 @@ class _Launcher:
             env={**os.environ, "RAY_TMPDIR": str(self._folder)},
             # Ctrl-C must reach only the launcher, which stops the others in order.
             process_group=0,
-            preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED),
+            preexec_fn=functools.partial(stop_with_parent, LAUNCHER_DIED, os.getpid()),
         )
         theirs.close()
         return process

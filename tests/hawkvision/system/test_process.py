@@ -53,6 +53,19 @@ def test_server_started_on_a_thread_outlives_that_thread() -> None:
 
 
 @linux_only
+def test_child_whose_parent_died_before_it_asked_ends_at_once() -> None:
+    program = (
+        "import os, signal; from hawkvision.system.child_server import stop_with_parent\n"
+        "parent = os.getpid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "while os.getppid() == parent: os.sched_yield()\n"
+        "print('asks', flush=True); stop_with_parent(signal.SIGKILL, parent); print('lives on')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "asks\n"
+
+
+@linux_only
 def test_server_ends_when_its_parent_is_killed() -> None:
     program = (
         "import os, signal; from hawkvision.system.child_server import running\n"
