@@ -94,7 +94,7 @@ class JobQueue(Generic[T]):
         self._light_until = 0.0
         """Until when a worker is kept free of heavy jobs."""
 
-    def check(self, lane: Lane, left_s: float | None) -> None:
+    def check(self, lane: Lane, left_s: float | None, now: float) -> None:
         """Refuse a job that would be late, or for which there is no place.
 
         Raises:
@@ -102,7 +102,7 @@ class JobQueue(Generic[T]):
         """
         if lane[2] and self._heavy >= HEAVY_MOST * self._workers:
             raise Overloaded(f"{self._heavy} large images are already waiting", 1.0)
-        self.admission.check(lane, left_s)
+        self.admission.check(lane, left_s, now)
 
     def push(self, job: Job[T]) -> None:
         """Add a job that has a place."""

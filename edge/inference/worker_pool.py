@@ -95,8 +95,9 @@ class WorkerPool(Generic[T]):
         """
         if self._closed:
             raise NotReady("the node is shutting down")
-        left_s = None if deadline is None else deadline - time.monotonic()
-        self._queue.check((caller, deadline is not None, heavy), left_s)
+        now = time.monotonic()
+        left_s = None if deadline is None else deadline - now
+        self._queue.check((caller, deadline is not None, heavy), left_s, now)
 
     def reserve(self, caller: str, deadline: float | None, *, heavy: bool = False) -> Place:
         """Keep a place for a job that `check` found in time. Without a job, release it."""

@@ -1,6 +1,7 @@
 """Admission: refuses a request that cannot be answered in time at the current rate, when it arrives.
 
-    wait = requests ahead · time between completions          admitted if wait <= HEADROOM · time left
+    wait = requests ahead · time between completions − time since the last completion
+    admitted if wait <= HEADROOM · (time left − time of one request)
 
 A queue that is longer than that only makes everybody late: under overload its order decides who is in time, and first
 come, first served with a short queue serves the newest that still can be. The idea is that of CoDel (Nichols and
@@ -20,7 +21,7 @@ from typing import Final
 from hawkvision.core.errors import Overloaded
 
 HEADROOM: Final = 0.5
-"""Share of the time left that a request may wait. The rest is for its own work, the way back, and a rate that falls."""
+"""Share of the time that a request has to spare that it may wait. The rest is for the way back and a rate that falls."""
 GAIN: Final = 0.05
 """Weight of the newest sample in the smoothed time between completions."""
 MOST_GROWTH: Final = 16.0
@@ -53,18 +54,21 @@ class Admission:
         self._since = 0.0
         """When the last request left, or the first came after that."""
 
-    def wait_s(self, caller: Hashable) -> float:
+    def wait_s(self, caller: Hashable, now: float) -> float:
         """How long a request of this caller would wait for a worker."""
         own = self._of.get(caller, 0)
         ahead = own + sum(min(number, own + 1) for other, number in self._of.items() if other != caller)
-        return max(0, ahead + 1 - self.parallel) * self.interval_s
+        # No more than one interval: a worker that stands still is not nearly done.
+        begun_s = min(max(0.0, now - self._since), self.interval_s)
+        return max(0.0, (ahead + 1 - self.parallel) * self.interval_s - begun_s)
 
-    def check(self, caller: Hashable, left_s: float | None) -> None:
+    def check(self, caller: Hashable, left_s: float | None, now: float) -> None:
         """Refuse a request that would wait too long.
 
         Args:
             caller: whose turn it takes.
             left_s: seconds until its deadline; None if it has none.
+            now: the time.
 
         Raises:
             Overloaded: if `limit` requests are inside.
@@ -73,7 +77,10 @@ class Admission:
         full = self.inside >= self.limit and self._of.get(caller, 0) >= self.limit // (len(self._of) + 1)
         if full:
             raise Overloaded(f"{self.inside} requests are already waiting or under way", self._retry_after_s())
-        if left_s is not None and (wait_s := self.wait_s(caller)) > HEADROOM * max(0.0, left_s):
+        if left_s is None:
+            return
+        spare_s = max(0.0, left_s - self.interval_s * self.parallel)
+        if (wait_s := self.wait_s(caller, now)) > HEADROOM * spare_s:
             raise TooLateToBegin(
                 f"requests wait about {wait_s * 1e3:.0f} ms now, and {max(0.0, left_s) * 1e3:.0f} ms are left before "
                 "the deadline",

@@ -173,7 +173,8 @@ class ServedTask:
         Raises:
             Overloaded: as `hold_place`.
         """
-        self.admission.check(caller, None if deadline is None else deadline.remaining_s(time.monotonic()))
+        now = time.monotonic()
+        self.admission.check(caller, None if deadline is None else deadline.remaining_s(now), now)
 
 
 def _stage(catalog: Catalog, name: str) -> ServedStage:
