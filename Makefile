@@ -67,7 +67,7 @@ COMPILE := $(TOOLS_VENV)/bin/uv pip compile --quiet --universal --python-version
 lock: $(TOOLS_VENV)/.tools
 	$(COMPILE) --extra test --output-file $(TEST_LOCK) pyproject.toml
 	printf '%s\n' html5lib hypothesis pytest pytest-timeout | \
-		$(COMPILE) --extra models --extra report --output-file $(MODELS_LOCK) pyproject.toml -
+		$(COMPILE) --extra models --output-file $(MODELS_LOCK) pyproject.toml -
 	$(COMPILE) --extra build --output-file $(LOCK).build.txt pyproject.toml
 	$(COMPILE) --extra build --extra datacenter --output-file $(LOCK).build,datacenter.txt pyproject.toml
 	echo 'hatchling>=1.25' | $(COMPILE) --output-file $(LOCK).wheel.txt -

@@ -78,7 +78,6 @@ COMMANDS: Final = Group(
             "models": MODELS,
             "calibrate": certification.calibrate,
             "certify": certification.certify,
-            "report": certification.REPORT,
             "fpga": tools.FPGA,
             "plan": tools.PLAN,
         },

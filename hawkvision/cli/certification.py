@@ -1,14 +1,13 @@
-"""Commands that measure and certify: profiles, certificates and the page about them."""
+"""Commands that measure and certify: profiles and certificates."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
 from hawkvision.cli.options import ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
-from hawkvision.core.command_line import Group
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.system.files import CacheDir
 
@@ -215,23 +214,3 @@ def _print_site(found: SiteRun, path: Path) -> None:
     if bounded:
         console.print("Without labels only the agreement with the reference stage is certified, no accuracy drop.")
     console.print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")
-
-
-def report_calibration(
-    data: Annotated[Path, Meta(description="Labelled images; best those that the profile was made of.")],
-    task: Task = "imagenet",
-    out: Annotated[Path, Meta(description="The page.")] = Path("report.html"),
-    profile: Profile = None,
-    models_dir: ModelsDir = None,
-    cache_dir: CacheDir = None,
-) -> None:
-    """Write a page on a cascade's guarantees: what they cost, and whether they are kept."""
-    from hawkvision.model_zoo.reports.report import report_calibration as run
-    from hawkvision.models import manifest
-
-    models, cache = manifest.models_dir(models_dir, task), manifest.cache_dir(cache_dir)
-    run(task, data, out, profile=profile, models=models, cache=cache)
-    print(f"written to {out}")
-
-
-REPORT: Final = Group("Pages that show what was measured.", {"": {"calibration": report_calibration}})

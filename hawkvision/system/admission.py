@@ -21,7 +21,7 @@ from typing import Final
 from hawkvision.core.errors import Overloaded
 
 HEADROOM: Final = 0.5
-"""Share of the time that a request has to spare that it may wait. The rest is for the way back and a rate that falls."""
+"""Share of the time to spare that a request may wait. The rest is for the way back, and for a rate that falls."""
 GAIN: Final = 0.05
 """Weight of the newest sample in the smoothed time between completions."""
 MOST_GROWTH: Final = 16.0

@@ -168,15 +168,6 @@ class CountingKind(BoxKind[Counts]):
         """1 − the expected loss."""
         return prediction.confidence
 
-    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
-        """The mean absolute error of the counts, and the share of images whose counts are all right."""
-        pairs = [(self._counts(o), self._true_counts(t)) for o, t in zip(outputs, truths, strict=True)]
-        errors = [[abs(a[r][g] - b[r][g]) for r in self._regions for g in self._members] for a, b in pairs]
-        return {
-            "mean error": float(np.mean(errors)),
-            "counts right": float(np.mean([not any(each) for each in errors])),
-        }
-
     def decode_reply(self, reply: bytes) -> Counts:
         """See `TaskKind.decode_reply`."""
         read = super().decode_reply(reply)

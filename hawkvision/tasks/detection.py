@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
-from hawkvision.tasks.boxes.average_precision import detection_quality
 from hawkvision.tasks.boxes.rows import CLASS, MOST, SCORE, expected_f1, matches, rounded_corners
 from hawkvision.tasks.kind import Output, TensorSpec, Truth, WireTensor
 
@@ -178,10 +177,6 @@ class DetectionKind(BoxKind[Detection]):
     def confidence(self, prediction: Detection) -> float:
         """The expected F1."""
         return prediction.confidence
-
-    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
-        """COCO's average precision over the images, and precision, recall and F1 of all boxes from the threshold on."""
-        return detection_quality(outputs, truths, self._options.threshold)
 
     def encode_reply(self, prediction: Detection) -> dict[str, Any]:
         """See `TaskKind.encode_reply`."""

@@ -205,14 +205,6 @@ class MeasuredKind(ABC, Generic[PredictionT]):
                 raise ConfigError(f"image {number}: {error}") from None
         return found
 
-    def measures(
-        self,
-        outputs: Sequence[Output],  # noqa: ARG002 - by default there are none
-        truths: Sequence[Truth],  # noqa: ARG002
-    ) -> dict[str, float]:
-        """Further figures that describe the outputs for a data set, by name, such as average precision."""
-        return {}
-
     # ----------------------------------------------------------------------------------------------- many at a time
 
     def score_all(self, outputs: Sequence[Output], kind: str) -> NDArray[np.float64]:

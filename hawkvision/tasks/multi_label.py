@@ -216,18 +216,6 @@ class MultiLabelKind(TaskKind[LabelSet]):
         """See `TaskKind.truth`; the indices of the labels."""
         return frozenset(annotation.classes.tolist())
 
-    def measures(self, outputs: Sequence[Output], truths: Sequence[Truth]) -> dict[str, float]:
-        """Micro-averaged precision, recall and F1 of labels."""
-        found = [{int(i) for i in np.flatnonzero(each >= self._options.threshold)} for each in outputs]
-        true = [{int(i) for i in (truth[1] if is_true_boxes(truth) else truth)} for truth in truths]
-        right = sum(len(a & b) for a, b in zip(found, true, strict=True))
-        predicted, actual = sum(map(len, found)), sum(map(len, true))
-        return {
-            "precision": right / predicted if predicted else 0.0,
-            "recall": right / actual if actual else 0.0,
-            "F1": 2.0 * right / (predicted + actual) if predicted + actual else 1.0,
-        }
-
     def confidence(self, prediction: LabelSet) -> float:
         """The expected Jaccard index."""
         return prediction.confidence

@@ -136,9 +136,11 @@ async def open_loop(
     refused = [ms for ms, status, _ in rows if status == 429]
     statuses = Counter(status for _, status, _ in rows)
     missed = statuses.pop(504, 0)
+    if other := {status: number for status, number in statuses.items() if status not in (200, 429)}:
+        print(f"failed at {rate:.0f} a second, by status (0: a broken connection): {other}", file=sys.stderr)
     return {
         "good": sum(right and ms <= deadline_ms for ms, _, right in rows) / seconds,
-        "failed": sum(number for status, number in statuses.items() if status not in (200, 429)),
+        "failed": sum(other.values()),
         "missed": missed,
         "refused_p99": float(np.percentile(refused, 99)) if refused else 0.0,
         "health_p99": float(np.percentile(probes, 99)),

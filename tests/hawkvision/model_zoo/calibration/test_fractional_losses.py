@@ -6,7 +6,6 @@ import math
 from datetime import date
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hawkvision.cascade.certification.profile import Profile
@@ -129,13 +128,3 @@ def test_images_that_crossed_a_link_are_measured_by_the_same_losses(task: Quarte
     for condition in received:
         assert 0.0 < condition.edge_accuracy < 1.0
         assert 0.0 < condition.thresholds[0].max_drop < 1.0
-
-
-def test_average_precision_is_among_the_figures_of_the_kind(task: QuartersTask, profile: Profile) -> None:
-    from hawkvision.model_zoo.reports.report import report_calibration
-
-    page = task.clean.with_name("report.html")
-    found = report_calibration("quarters", task.clean, page, models=task.models, cache=task.cache)
-    assert 0.5 < found.measures["dim"]["mAP"] < found.measures["sharp"]["mAP"] <= 1.0
-    assert ">AP50</th>" in page.read_text()
-    assert np.isfinite([outcome.drop for outcome in found.pairs[0].curve]).all()
