@@ -205,7 +205,7 @@ def make_context(
         executor=executor,
         datacenter=datacenter,
         datacenter_timeout_s=DATACENTER_TIMEOUT_S,
-        guarantees=Guarantees(components.stage, policy, certification.source, best, served, streams),
+        guarantees=Guarantees(components.stage, policy, best, served, streams),
         auditor=auditor,
     )
 

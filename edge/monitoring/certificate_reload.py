@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
@@ -26,19 +26,11 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.models.fingerprints import CertifiedVersions
-from hawkvision.models.manifest import Manifest, load_labels, load_manifest, models_dir
+from hawkvision.models.manifest import Manifest, load_manifest, models_dir
 from hawkvision.system.files import sha256_of
+from hawkvision.tasks.registry import load_kind
 
 log = logging.getLogger("hawkvision.edge")
-
-
-class Source(NamedTuple):
-    """The images that certificates were made from."""
-
-    name: str
-    sha256: str
-    as_of: str | None
-    """Date of a site's own certification; None for those that came with the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,6 @@ class Certification:
     profile: Profile
     policy: Policy
     versions: CertifiedVersions
-    source: Source | None
     temperature: float
     """Of the edge stage, from `profile`."""
     score: str
@@ -87,24 +78,24 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
     models = models_dir(config.models_dir, config.task)
     name = stage_of(config, manifest)
     profile = load_profile_of(manifest, models, config.profile)
-    profile.check_labels(load_labels(manifest, models))
+    kind = load_kind(manifest, models)
+    profile.check_labels(kind.labels)
     site = None if config.certificates is None else load_site(config.certificates)
     alone, first = config.datacenter_url is None, manifest.members(name)[0].name
     if make_policy is None:
-        policy = Policy(profile, name, manifest.best, alone=alone, site=site, first=first)
+        policy = Policy(
+            profile, name, manifest.best, alone=alone, site=site, first=first,
+            agreement_bounds_drop=kind.agreement_bounds_drop,
+        )  # fmt: skip
         if not config.allow_worse_reference:
             profile.check_reference(policy.pair)
     else:
         policy = make_policy(profile, name, manifest.best, alone=alone, site=site)
     stages = {stage.name: stage.fingerprint for stage in profile.stages}
-    source = Source(*profile.certified_on, None)
-    if site is not None:
-        source = Source(site.data.name, site.data.sha256, site.as_of)
     return Certification(
         profile,
         policy,
         CertifiedVersions(stages),
-        source,
         profile.stage(name).temperature,
         policy.pair.score,
         content,

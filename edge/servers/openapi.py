@@ -7,6 +7,7 @@ has no internet to fetch it from.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,6 +119,12 @@ def document(kinds: Kinds | None = None, *, keys: bool = True) -> dict[str, Any]
     return described
 
 
+_EXAMPLE_GUARANTEE: Final = AccuracyGuarantee(
+    MaxAccuracyDrop(0.05), AccuracyStatus.CERTIFIED, Basis.SITE, max_drop=0.05, watched_max_drop=0.11, delta=0.05,
+    n=410, labels=64, since=datetime(2026, 11, 2, 7, tzinfo=UTC), until=datetime(2026, 11, 20, 17, tzinfo=UTC),
+)  # fmt: skip
+
+
 def schema_name(kind: type[TaskKind[Any]]) -> str:
     """The name of the schema of a kind's answers; `Answer` is that of any."""
     return f"{kind.prediction.__name__}Answer"
@@ -134,7 +141,7 @@ def example_answer(kind: type[TaskKind[Any]]) -> dict[str, Any] | None:
         prediction=prediction,
         model="small_int8",
         tier=Tier.EDGE,
-        accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.05), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.05, 0.05, 410),
+        accuracy=_EXAMPLE_GUARANTEE,
         deadline_met=True,
         timing_ms=Timing(decode=3.1, queue=0.1, infer=8.4, total=11.9),
     ).to_json()

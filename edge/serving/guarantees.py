@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edge.inference.edge_stage import EdgeStage
-from edge.monitoring.certificate_reload import Certification, Source
+from edge.monitoring.certificate_reload import Certification
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.policy import Policy
@@ -24,7 +24,6 @@ class Guarantees:
         self,
         stage: EdgeStage,
         policy: Policy,
-        source: Source | None,
         best: str,
         served: ServedVersions,
         streams: Streams,
@@ -34,14 +33,12 @@ class Guarantees:
         Args:
             stage: the edge stage.
             policy: routes of this cascade.
-            source: the images that the certificates were made from.
             best: the reference stage.
             served: what the datacenter runs, compared with the certified versions.
             streams: whose evidence supports or suspends the certificates.
         """
         self.stage = stage
         self.policy = policy
-        self.source = source
         self.served = served
         self.best = best
         self._streams = streams
@@ -73,7 +70,7 @@ class Guarantees:
                     f"{parts_of(fingerprint)[0]}: restart the node to load other models"
                 )
         self.stage = replace(stage, temperature=found.temperature, score=found.score)
-        self.policy, self.source = found.policy, found.source
+        self.policy = found.policy
         self._streams.monitor.adopt(found.policy.profiles)
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.route import Route
-from hawkvision.core.answer_json import Fraction
+from hawkvision.core.answer_json import AccuracyFields, Fraction
 from hawkvision.core.settings.package_settings import HAWKVISION
-from hawkvision.core.types import AccuracyStatus, Basis, StatusReason, Target, Tier, target_fields
+from hawkvision.core.types import StatusReason, Target, Tier
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.network.transport_choice import Transport
 
@@ -48,34 +48,24 @@ class ListedDatacenter(msgspec.Struct, frozen=True):
 
 
 class ListedCertificates(msgspec.Struct, frozen=True):
-    """The images that the guarantees rest on: those of the profile, or the site's own."""
+    """The images that the guarantees rest on."""
 
-    basis: Annotated[str, Meta(description="`labelled` or `agreement`.")]
-    n: Annotated[int, Meta(description="Images.")]
-    as_of: Annotated[str | None, Meta(description="The date of a site's certificates.")]
-    data: Annotated[dict[str, str] | None, Meta(description="`name` and `sha256` of the images.")]
+    name: Annotated[str, Meta(description="What they are called.")]
+    sha256: Annotated[str, Meta(description="A digest of them.")]
 
 
 class ListedTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What a target guarantees and costs. Without a datacenter, the edge's own values."""
 
-    target: Annotated[dict[str, float | str], Meta(description="The field that asks for it.")]
-    max_drop: Annotated[Fraction | None, Meta(description="Accuracy below the reference stage's, at most.")]
-    max_disagreement: Annotated[
-        Fraction | UnsetType,
-        Meta(description="Mean disagreement with the reference stage, at most; absent where a drop is certified."),
-    ] = UNSET
+    accuracy: Annotated[
+        AccuracyFields, Meta(description="As in an answer, in this caller's own stream; named streams have their own.")
+    ]
     min_accuracy: Annotated[
         Fraction | None,
         Meta(
             description="The `min_accuracy` that is routed like this target, best effort; null where it is not known."
         ),
     ]
-    status: Annotated[AccuracyStatus, Meta(description="In this caller's own stream; named streams have their own.")]
-    status_reason: Annotated[StatusReason | None, Meta(description="Why it is not `certified`; null if it is.")]
-    basis: Annotated[Basis, Meta(description="What the status rests on.")]
-    delta: Annotated[Fraction | None, Meta(description="Probability that the certificate is wrong, at most.")]
-    n: Annotated[int | None, Meta(description="Images that the certificate was tested on.")]
     escalation: Annotated[Fraction, Meta(description="Share that leaves the edge, in traffic as certified.")]
     to_best: Annotated[Fraction, Meta(description="Share that the reference stage answers.")]
     intermediate: Annotated[str | None, Meta(description="The stage that answers the rest of what leaves the edge.")]
@@ -108,7 +98,7 @@ def describe_targets(node: EdgeNode, caller: str = "") -> Targets:
         best=StageAccuracy(node.best, _accuracy(policy.best_accuracy)),
         datacenter=None if node.datacenter is None else _datacenter(node.datacenter),
         certificates_valid=node.guarantees.certificates_valid,
-        certificates=_certificates(node),
+        certificates=ListedCertificates(policy.source.name, policy.source.sha256),
         maximum_min_accuracy=policy.maximum_accuracy,
         targets=[_target(node, target, caller) for target in LISTED_TARGETS],
     )
@@ -125,16 +115,6 @@ def _datacenter(datacenter: DatacenterClient) -> ListedDatacenter:
     )
 
 
-def _certificates(node: EdgeNode) -> ListedCertificates:
-    certificate, source = node.policy.certificate, node.guarantees.source
-    return ListedCertificates(
-        "agreement" if certificate.basis == "disagreement" else certificate.basis,
-        certificate.n,
-        None if source is None else source.as_of,
-        None if source is None else {"name": source.name, "sha256": source.sha256},
-    )
-
-
 def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     route = node.policy.route(target)
     watched = node.guarantees.watched(route, None, caller)
@@ -144,15 +124,8 @@ def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     tier = Tier.DATACENTER if route.direct else Tier.EDGE
     guarantee = node.guarantees.for_answer(route, tier, watched, reason)
     return ListedTarget(
-        target=target_fields(target),
-        max_drop=guarantee.max_drop,
-        max_disagreement=UNSET if guarantee.max_disagreement is None else guarantee.max_disagreement,
+        accuracy=msgspec.convert(guarantee.to_json(), AccuracyFields),
         min_accuracy=_min_accuracy(node, guarantee.max_drop),
-        status=guarantee.status,
-        status_reason=guarantee.status_reason,
-        basis=guarantee.basis,
-        delta=guarantee.delta,
-        n=guarantee.n,
         escalation=route.escalation if node.datacenter else 0.0,
         to_best=route.to_best if node.datacenter else 0.0,
         intermediate=None if route.intermediate is None else route.intermediate.stage,

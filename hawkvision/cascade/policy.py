@@ -19,6 +19,7 @@ from hawkvision.cascade.route import (
     Route,
     certificates_name,
     guaranteed,
+    source_of,
     without_guarantee,
 )
 from hawkvision.core.errors import TargetUnreachable
@@ -26,7 +27,6 @@ from hawkvision.core.types import (
     WHOLE,
     AccuracyGuarantee,
     AccuracyStatus,
-    Basis,
     MaxAccuracyDrop,
     MinAccuracy,
     MinConfidence,
@@ -54,6 +54,7 @@ class Policy:
         alone: bool = False,
         site: SiteCertificates | None = None,
         first: str | None = None,
+        agreement_bounds_drop: bool = True,
     ) -> None:
         """Map targets for `edge` backed by `best`.
 
@@ -65,6 +66,7 @@ class Policy:
             site: certificates that replace the profile's.
             first: the first member of `edge` if that is a conditional ensemble. It answers `fast` alone if the profile
                 has certificates for it and there are no site certificates.
+            agreement_bounds_drop: of the task's kind.
 
         Raises:
             ManifestError: if profile or site has no such pair, or the site's certificates were made for other models
@@ -82,6 +84,11 @@ class Policy:
         if site is not None:
             conditions = site_conditions(profile, self.pair, site)
             self._use_accuracies_of(site)
+        self.source = source_of(profile, site)
+        """The images behind the certificates."""
+        self._guaranteed = functools.partial(
+            guaranteed, source=self.source, agreement_bounds_drop=agreement_bounds_drop
+        )
         self._condition: Condition = conditions[0]
         stages = (edge, best, *(() if self.pair.intermediate is None else (self.pair.intermediate.name,)))
         self._models = tuple(profile.stage(stage).fingerprint for stage in stages)
@@ -123,7 +130,7 @@ class Policy:
         claim = Claim(-math.inf, fast.edge_watch.disagreement)
         claims = None if fast.basis == "profile" else claims_of(name, first, [claim], fast.delta)
         return replace(
-            self._edge_alone(guaranteed(Quality.FAST, fast), claims),
+            self._edge_alone(self._guaranteed(Quality.FAST, fast), claims),
             temperature=profile.stage(first).temperature,
             first_only=True,
         )
@@ -158,7 +165,7 @@ class Policy:
     def _quality(self, quality: Quality) -> Route:
         match quality:
             case Quality.FAST:
-                guarantee = guaranteed(quality, self._condition.fast)
+                guarantee = self._guaranteed(quality, self._condition.fast)
                 certified = guarantee.status is AccuracyStatus.CERTIFIED
                 return self._edge_alone(guarantee, self._edge_claims if certified else None)
             case Quality.BALANCED:
@@ -239,7 +246,7 @@ class Policy:
         intermediate, controls = self._certified_parts[certificate]
         return Route(
             threshold_value(certificate.threshold),
-            guaranteed(target, certificate),
+            self._guaranteed(target, certificate),
             certificate.escalation,
             to_best=certificate.to_best,
             intermediate=intermediate,
@@ -284,4 +291,4 @@ def _edge_claims(name: str, edge: str, condition: Condition) -> Claims | None:
 
 def _best(target: Target) -> Route:
     """Everything goes to the reference stage, so there is no drop to certify."""
-    return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.CERTIFIED, Basis.PROFILE, max_drop=0.0), 1.0)
+    return Route(math.inf, AccuracyGuarantee(target, AccuracyStatus.CERTIFIED, max_drop=0.0), 1.0)

@@ -5,14 +5,39 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from hawkvision.cascade.certification.profile import Certificate
+from hawkvision.cascade.certification.profile import Certificate, Profile
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.monitor import Claims
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The images that certificates were made from."""
+
+    name: str
+    sha256: str
+    basis: Basis
+    labels: int | None = None
+    """How many have labels; None: all, or none, as each certificate says."""
+    since: datetime | None = None
+    """Time of the oldest; None where it is not known."""
+    until: datetime | None = None
+    """Time of the newest; None for those that came with the profile."""
+
+
+def source_of(profile: Profile, site: SiteCertificates | None) -> Source:
+    """The images behind a profile's certificates, or behind a site's in their place."""
+    if site is None:
+        return Source(*profile.certified_on, Basis.SHIPPED)
+    data = site.data
+    return Source(data.name, data.sha256, Basis(site.basis), data.labels, site.since, site.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +113,49 @@ class Route:
 def without_guarantee(target: Target, reason: StatusReason) -> AccuracyGuarantee:
     """Nothing is certified, for this reason."""
     status = AccuracyStatus.SUSPENDED if reason is StatusReason.ALARM else AccuracyStatus.BEST_EFFORT
-    return AccuracyGuarantee(target, status, Basis.PROFILE, status_reason=reason)
+    return AccuracyGuarantee(target, status, status_reason=reason)
 
 
-def guaranteed(target: Target, certificate: Certificate) -> AccuracyGuarantee:
+def guaranteed(
+    target: Target, certificate: Certificate, source: Source, *, agreement_bounds_drop: bool
+) -> AccuracyGuarantee:
     """The guarantee of a certificate; best effort if its basis is the profile alone.
 
     A certificate of disagreement says nothing about accuracies, and certifies no target that names one.
+
+    Args:
+        target: what the caller asks for.
+        certificate: its certificate.
+        source: the images that it was made from.
+        agreement_bounds_drop: `TaskKind.agreement_bounds_drop`.
     """
     if certificate.basis == "profile":
         return without_guarantee(target, StatusReason.NO_CERTIFICATE)
-    if certificate.basis == "disagreement":
-        reason = None if isinstance(target, Quality) else StatusReason.AGREEMENT_ONLY
-        return AccuracyGuarantee(
-            target,
-            AccuracyStatus.CERTIFIED if reason is None else AccuracyStatus.BEST_EFFORT,
-            Basis.AGREEMENT,
-            status_reason=reason,
-            delta=certificate.delta,
-            n=certificate.n,
-            max_disagreement=stated_drop(certificate.max_drop),
-        )
+    agreement, stated = certificate.basis == "disagreement", stated_drop(certificate.max_drop)
+    reason = StatusReason.AGREEMENT_ONLY if agreement and not isinstance(target, Quality) else None
+    labels = source.labels
+    if labels is None:
+        labels = certificate.n if certificate.basis == "labelled" else 0
     return AccuracyGuarantee(
         target,
-        AccuracyStatus.CERTIFIED,
-        Basis(certificate.basis),
-        max_drop=stated_drop(certificate.max_drop),
+        AccuracyStatus.CERTIFIED if reason is None else AccuracyStatus.BEST_EFFORT,
+        Basis.AGREEMENT if agreement else source.basis,
+        max_drop=None if agreement else stated,
+        watched_max_drop=_watched_max_drop(certificate) if agreement_bounds_drop else None,
         delta=certificate.delta,
         n=certificate.n,
+        labels=labels,
+        since=source.since,
+        until=source.until,
+        max_disagreement=stated if agreement else None,
+        status_reason=reason,
     )
+
+
+def _watched_max_drop(certificate: Certificate) -> float:
+    """What audits without labels hold the drop to: the disagreement of both stages, of which each is watched."""
+    watches = (certificate.edge_watch, certificate.intermediate_watch)
+    return stated_drop(sum(watch.disagreement for watch in watches if watch is not None))
 
 
 def certificates_name(models: Any, certificates: Any) -> str:

@@ -38,6 +38,7 @@ CSV_COLUMNS: Final = (
     "status_reason",
     "basis",
     "max_drop",
+    "watched_max_drop",
     "deadline_met",
     "total_ms",
     "error",
@@ -107,8 +108,9 @@ class CsvRows:
                 "degraded": str(answer.degraded).lower(),
                 "status": guaranteed.status.value,
                 "status_reason": "" if guaranteed.status_reason is None else guaranteed.status_reason.value,
-                "basis": guaranteed.basis.value,
+                "basis": "" if guaranteed.basis is None else guaranteed.basis.value,
                 "max_drop": guaranteed.max_drop,
+                "watched_max_drop": guaranteed.watched_max_drop,
                 "deadline_met": "" if answer.deadline_met is None else str(answer.deadline_met).lower(),
                 "total_ms": round(answer.timing_ms.total, 3),
             }

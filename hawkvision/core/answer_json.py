@@ -5,6 +5,7 @@ An answer has these fields and those of its prediction, side by side.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -36,6 +37,13 @@ class AccuracyFields(msgspec.Struct, frozen=True, kw_only=True):
         Fraction | None,
         Meta(description="Accuracy below the reference stage's, at most; null without a certificate."),
     ]
+    watched_max_drop: Annotated[
+        Fraction | None,
+        Meta(
+            description="What audits without labels hold the drop to: the certified disagreement. Null without a "
+            "certificate, and where agreement bounds no accuracy drop."
+        ),
+    ]
     max_disagreement: Annotated[
         Fraction | UnsetType,
         Meta(
@@ -46,9 +54,20 @@ class AccuracyFields(msgspec.Struct, frozen=True, kw_only=True):
     status: Annotated[
         AccuracyStatus, Meta(description="Whether `max_drop` is certified, or for a `quality` `max_disagreement`.")
     ]
-    basis: Annotated[Basis, Meta(description="What the status rests on.")]
+    basis: Annotated[
+        Basis | None,
+        Meta(
+            description="Images that it rests on: the profile's (`shipped`), a folder of the site's (`site`), labelled "
+            "audits (`review`), or only agreement on images without labels (`agreement`); null without a certificate."
+        ),
+    ]
     delta: Annotated[Fraction | None, Meta(description="Probability that the certificate is wrong, at most.")]
     n: Annotated[int | None, Meta(description="Images that the certificate was tested on.")]
+    labels: Annotated[int | None, Meta(description="How many of them have labels.")]
+    since: Annotated[datetime | None, Meta(description="Time of the oldest of them; null where it is not known.")] = (
+        msgspec.field(name="from")
+    )
+    until: Annotated[datetime | None, Meta(description="Time of the newest of them.")] = msgspec.field(name="to")
     status_reason: Annotated[
         StatusReason | None, Meta(description="Why the status is not `certified`; null if it is.")
     ] = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self, TypeAlias
 
@@ -97,11 +98,17 @@ class AccuracyStatus(StrEnum):
 
 
 class Basis(StrEnum):
-    """What a guarantee rests on: labelled images, agreement between tiers, or only measured averages."""
+    """The images that a guarantee rests on."""
 
-    LABELLED = "labelled"
+    SHIPPED = "shipped"
+    """Those of the profile, as the model card names them."""
+    SITE = "site"
+    """A folder of the site's own images."""
+    REVIEW = "review"
+    """Audits of the site's traffic, labelled by people."""
     AGREEMENT = "agreement"
-    PROFILE = "profile"
+    """Images without labels, of a kind where agreement bounds no accuracy drop: `max_disagreement` alone is certified.
+    """
 
 
 class StatusReason(StrEnum):
@@ -236,8 +243,9 @@ class LabelledClass(msgspec.Struct, frozen=True):
 class AccuracyGuarantee:
     """The accuracy guarantee for the stream of answers to one target.
 
-    `max_drop` is the certified bound on the drop below the reference stage, `delta` the probability that the guarantee
-    is wrong, and `n` the number of images behind it; each may be None. A target of `min_accuracy` is `best_effort`.
+    `max_drop` is the certified bound on the drop below the reference stage, and `delta` the probability that the
+    guarantee is wrong. What says nothing of a certificate is None: without one, and where the reference stage answers
+    everything. A target of `min_accuracy` is `best_effort`.
 
     Where agreement with the reference stage bounds no accuracy drop (`TaskKind.agreement_bounds_drop`), certificates
     without labels state `max_disagreement` in place of `max_drop`. They certify no target that names an accuracy, so
@@ -246,10 +254,19 @@ class AccuracyGuarantee:
 
     target: Target
     status: AccuracyStatus
-    basis: Basis
+    basis: Basis | None = None
     max_drop: float | None = None
+    watched_max_drop: float | None = None
+    """What audits, which need no labels, hold the drop to: the certified disagreement. None where it bounds none."""
     delta: float | None = None
     n: int | None = None
+    """Images behind the certificate."""
+    labels: int | None = None
+    """How many of them have labels."""
+    since: datetime | None = None
+    """Time of the oldest of these images (`from` in JSON); None where it is not known, as of shipped ones."""
+    until: datetime | None = None
+    """Time of the newest of them (`to` in JSON)."""
     max_disagreement: float | None = None
     """The certified bound on the mean disagreement with the reference stage, 0..1."""
     status_reason: StatusReason | None = None
@@ -257,16 +274,28 @@ class AccuracyGuarantee:
 
     def to_json(self) -> dict[str, Any]:
         """The `accuracy` block of an answer; `max_disagreement` is left out where there is none."""
-        fields: dict[str, Any] = {"target": target_fields(self.target), "max_drop": self.max_drop}
+        fields: dict[str, Any] = {
+            "target": target_fields(self.target),
+            "max_drop": self.max_drop,
+            "watched_max_drop": self.watched_max_drop,
+        }
         if self.max_disagreement is not None:
             fields["max_disagreement"] = self.max_disagreement
         return fields | {
             "status": self.status.value,
             "status_reason": None if self.status_reason is None else self.status_reason.value,
-            "basis": self.basis.value,
+            "basis": None if self.basis is None else self.basis.value,
             "delta": self.delta,
             "n": self.n,
+            "labels": self.labels,
+            "from": time_text(self.since),
+            "to": time_text(self.until),
         }
+
+
+def time_text(time: datetime | None) -> str | None:
+    """A time with a time zone as JSON has it (RFC 3339, UTC); None stays None."""
+    return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -129,6 +130,20 @@ def read_unlabelled(root: Path) -> UnlabelledImages:
     if not bodies:
         raise ConfigError(f"{root}: no images (expected files ending in {', '.join(SUFFIXES)})")
     return UnlabelledImages(root.name, digest.hexdigest(), bodies, tuple(map(str, files)))
+
+
+def image_times(data: Path, now: datetime) -> tuple[datetime | None, datetime]:
+    """When the oldest and the newest image of a set were taken, as far as their files say.
+
+    Times are those of the files' last change, in whole seconds, none of them after `now`. The oldest is None where
+    images are no files of their own; then the newest is that of the set.
+    """
+    root = data.parent if data.suffix == ".json" else data
+    files = (p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()) if root.is_dir() else ()
+    times = [int(path.stat().st_mtime) for path in files]
+    newest = min(max(times, default=int(data.stat().st_mtime)), int(now.timestamp()))
+    oldest = datetime.fromtimestamp(min(*times, newest), UTC) if times else None
+    return oldest, datetime.fromtimestamp(newest, UTC)
 
 
 def _read_idx(root: Path, classes: int) -> LabelledImages:

@@ -51,8 +51,9 @@ ANSWER: Final = msgspec.json.encode(
         "model": "nothing", "tier": "edge", "escalated": False, "reason": None, "degraded": False,
         "received_fraction": 1.0,
         "accuracy": {
-            "target": {"quality": "fast"}, "max_drop": None, "status": "best_effort",
-            "status_reason": "no_certificate", "basis": "profile", "delta": None, "n": None,
+            "target": {"quality": "fast"}, "max_drop": None, "watched_max_drop": None, "status": "best_effort",
+            "status_reason": "no_certificate", "basis": None, "delta": None, "n": None, "labels": None, "from": None,
+            "to": None,
         },
         "deadline_met": None, "timing_ms": {},
     }

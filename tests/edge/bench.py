@@ -183,7 +183,7 @@ async def bench(
         )  # fmt: skip
     file = StateFile(state_file) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
-    certification = Certification(profile, policy, versions, None, stage.temperature, policy.pair.score)
+    certification = Certification(profile, policy, versions, stage.temperature, policy.pair.score)
     draws = random.Random(1)
     streams = Streams(task, max_streams, audit_share, metrics, file, clock, draws, policy.profiles)
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)

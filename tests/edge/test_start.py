@@ -163,4 +163,4 @@ def test_nothing_is_certified_by_a_backend_that_no_certificate_is_about(
         caller.close()
     assert f'hawkvision_certificates_valid{{task="imagenet"}} {valid}' in counted
     if backend == "noop":
-        assert "certified" not in {each["status"] for each in (*listed, *(answer["accuracy"] for answer in answers))}
+        assert "certified" not in {each["status"] for each in (each["accuracy"] for each in (*listed, *answers))}

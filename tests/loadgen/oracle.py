@@ -18,7 +18,7 @@ from hawkvision.tasks.classification import Classification
 
 def answer(index: int, escalated: bool = False, max_drop: float | None = 0.01, degraded: bool = False) -> Answer:
     status = AccuracyStatus.BEST_EFFORT if max_drop is None else AccuracyStatus.CERTIFIED
-    guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, max_drop, 0.05, 100)
+    guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.SHIPPED, max_drop, delta=0.05, n=100)
     top = Classification((LabelledClass(str(index), index, 0.9),))
     return Answer("id", "t", top, "m", Tier.EDGE, guarantee, escalated=escalated, degraded=degraded)
 

@@ -142,7 +142,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
     versions = CertifiedVersions({name: manifest.fingerprint(name) for name in ("small", "large")})
     components = NodeComponents(
         stage,
-        Certification(profile, policy, versions, None, variant.temperature, policy.pair.score),
+        Certification(profile, policy, versions, variant.temperature, policy.pair.score),
         "large",
         64,
         Reducer(manifest.datacenter_inputs, config.max_pixels, whole=kind.located),

@@ -93,7 +93,6 @@ def describe(answers: Sequence[Answer]) -> dict[str, Value]:
         "received_fraction": min(answer.received_fraction for answer in answers),
         "target": ",".join(f"{name}={value}" for name, value in target_fields(weakest.target).items()),
         "status": weakest.status.value,
-        "basis": weakest.basis.value,
         "total_ms": round(max(answer.timing_ms.total for answer in answers), 3),
     }
     if weakest.status_reason is not None:
@@ -101,13 +100,14 @@ def describe(answers: Sequence[Answer]) -> dict[str, Value]:
     reasons = ["" if answer.reason is None else answer.reason.value for answer in answers]
     if any(reasons):
         described["reason"] = _each(reasons)
-    if all(guarantee.max_drop is not None for guarantee in guarantees):
-        described["max_drop"] = max(guarantee.max_drop or 0.0 for guarantee in guarantees)
-    disagreements = [each.max_disagreement for each in guarantees if each.max_disagreement is not None]
-    if len(disagreements) == len(guarantees):
-        described["max_disagreement"] = max(disagreements)
-    if weakest.delta is not None and weakest.n is not None:
-        described["delta"], described["n"] = weakest.delta, weakest.n
+    for bound in ("max_drop", "watched_max_drop", "max_disagreement"):
+        bounds = [value for each in guarantees if (value := getattr(each, bound)) is not None]
+        if len(bounds) == len(guarantees):
+            described[bound] = max(bounds)
+    evidence = weakest.to_json()
+    described |= {
+        name: evidence[name] for name in ("basis", "delta", "n", "labels", "from", "to") if evidence[name] is not None
+    }
     if answers[0].deadline_met is not None:
         described["deadline_met"] = all(answer.deadline_met for answer in answers)
     return described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,8 +24,10 @@ class SiteData(_Strict, frozen=True):
     name: str
     sha256: Sha256
     n: Annotated[int, Meta(ge=1)]
-    labelled: bool
-    """Whether some or all of them have labels."""
+    labels: Annotated[int, Meta(ge=0)]
+    """How many of them have labels."""
+    shrinks_images: bool
+    """`Profile.shrinks_images` when they were made."""
     labels_checked: bool = False
     """Whether somebody looked again at the labels of images drawn at random, and confirmed them."""
     openings: Annotated[int, Meta(ge=1)] = 1
@@ -33,8 +36,6 @@ class SiteData(_Strict, frozen=True):
     """The number of configurations compared on these images; δ was divided by it."""
     design: Sha256 | None = None
     """The `design_sha256` of the design, fixed before the images were opened."""
-    shrinks_images: bool | UnsetType = UNSET
-    """`Profile.shrinks_images` when they were made. Left out in older files."""
 
 
 class SiteStage(_Strict, frozen=True, kw_only=True):
@@ -68,10 +69,14 @@ class SitePair(_Strict, frozen=True, kw_only=True):
 class SiteCertificates(_Strict, frozen=True, kw_only=True):
     """Certificates made from a site's own images. They replace the profile's there."""
 
-    format: Literal[3]
+    format: Literal[4]
     task: Name
-    as_of: str
-    """Date of certification, YYYY-MM-DD."""
+    basis: Literal["site", "review"]
+    """What the images are."""
+    since: Annotated[datetime, Meta(tz=True)] | None = msgspec.field(name="from")
+    """Time of the oldest image; None where it is not known."""
+    until: Annotated[datetime, Meta(tz=True)] = msgspec.field(name="to")
+    """Time of the newest image, or a later one where it is not known."""
     data: SiteData
     stages: tuple[SiteStage, ...]
     pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
@@ -114,7 +119,7 @@ def site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tup
             f"the intermediate stage {found.intermediate}, but the profile {scores[0]} and {scores[1]} of "
             f"{intermediate}; run `hawkvision certify` again"
         )
-    if site.data.shrinks_images not in (UNSET, profile.shrinks_images):
+    if site.data.shrinks_images != profile.shrinks_images:
         raise ManifestError(
             "the site's certificates and the profile differ on whether images are made smaller before they are sent; "
             f"run `{advise('certify', '--task', profile.task, '--data', 'IMAGES')}` again"

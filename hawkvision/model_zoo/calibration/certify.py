@@ -8,7 +8,7 @@ so all of the site's images serve for certification only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ from hawkvision.model_zoo.calibration.certification import (
 from hawkvision.model_zoo.calibration.evidence import LabelReading, check_enough, clean_images, read_evidence
 from hawkvision.model_zoo.calibration.label_check import Wish, check_labels, checkable, random_images, write_list
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
-from hawkvision.models.datasets import Annotation, read_unlabelled
+from hawkvision.models.datasets import Annotation, image_times, read_unlabelled
 from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.image_sets.labels_file import read_labels
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, load_manifest
@@ -82,7 +82,7 @@ def certify_site(
     reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
     models: Path,
     cache: Path,
-    today: date | None = None,
+    now: datetime | None = None,
 ) -> SiteRun:
     """Certify a profile's pairs on a site's images and write the certificates to `out`.
 
@@ -103,7 +103,7 @@ def certify_site(
         reading: how to read the labels, and what to do with images that a model was trained on.
         models: the folder of manifests.
         cache: the folder of built models.
-        today: the date to write; None means the clock's.
+        now: the time; None means the clock's.
 
     Raises:
         HawkVisionError: for bad data, too few images, missing models, or a profile made for other models.
@@ -132,10 +132,11 @@ def certify_site(
     certification = _SiteCertification(known, predictions, images, truths, share, interval)
     checked = certification.check(str(labels or data), confirmed=labels_checked)
     described = SiteData(
-        name=images.name, sha256=images.sha256, n=len(chosen), labelled=bool(checked), labels_checked=labels_checked,
-        openings=openings, compared=compared, design=design, shrinks_images=known.shrinks_images,
+        name=images.name, sha256=images.sha256, n=len(chosen), labels=certification.labels,
+        labels_checked=labels_checked, openings=openings, compared=compared, design=design,
+        shrinks_images=known.shrinks_images,
     )  # fmt: skip
-    site = certification.certificates(described, today or date.today())
+    site = certification.certificates(described, *image_times(data, now or datetime.now(UTC)))
     wishes = [certification.wish(pair) for pair in known.pairs] if kind.one_class else []
     listed = 0
     if to_label is not None:
@@ -275,6 +276,11 @@ class _SiteCertification:
         return found
 
     @property
+    def labels(self) -> int:
+        """The number of images with labels."""
+        return int(self._labelled.sum())
+
+    @property
     def _labelled(self) -> Flags:
         return self._evidence[self._profile.pairs[0].edge].labelled
 
@@ -292,13 +298,15 @@ class _SiteCertification:
         right = accuracies(self._kind, stage.of(chosen), select(self._truths, chosen))
         return measure_accuracy(right, self._images.sha256, self._interval_delta)
 
-    def certificates(self, data: SiteData, today: date) -> SiteCertificates:
-        """The certificates of all pairs."""
+    def certificates(self, data: SiteData, since: datetime | None, until: datetime) -> SiteCertificates:
+        """The certificates of all pairs, from images of these times."""
         names = dict.fromkeys(name for pair in self._profile.pairs for name in _names_of(pair))
         return SiteCertificates(
-            format=3,
+            format=4,
             task=self._profile.task,
-            as_of=today.isoformat(),
+            basis="site",
+            since=since,
+            until=until,
             data=data,
             stages=tuple(map(self._stage, names)),
             pairs=tuple(map(self._pair, self._profile.pairs)),

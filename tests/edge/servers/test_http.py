@@ -129,7 +129,7 @@ def test_health_is_answered(caller: Caller, path: str) -> None:
 
 def test_targets_list_what_can_be_asked_and_what_it_costs(caller: Caller) -> None:
     listed = caller.get("/v1/targets").json
-    by_target = {json.dumps(entry["target"]): entry for entry in listed["targets"]}
+    by_target = {json.dumps(entry["accuracy"]["target"]): entry for entry in listed["targets"]}
     assert by_target['{"quality": "fast"}']["escalation"] == 0.0
     assert by_target['{"quality": "best"}']["escalation"] == 1.0
     assert listed["maximum_min_accuracy"] == listed["best"]["accuracy"]["value"]

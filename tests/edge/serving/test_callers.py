@@ -85,7 +85,7 @@ def test_a_caller_suspends_itself_alone(large: Peer, version: int) -> None:
             for source in (MALLORY, ALICE):
                 answer = await asyncio.to_thread(ask, port, source, "/v1/classify?quality=fast", 1, version)
                 targets = await asyncio.to_thread(ask, port, source, "/v1/targets")
-                found += [answer["accuracy"]["status"], targets["targets"][0]["status"]]
+                found += [answer["accuracy"]["status"], targets["targets"][0]["accuracy"]["status"]]
             return found
 
     assert run(scenario) == ["suspended", "suspended", "certified", "certified"]

@@ -14,7 +14,6 @@ from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import (
     AccuracyStatus,
     Answer,
-    Basis,
     DegradedReason,
     MaxAccuracyDrop,
     MinAccuracy,
@@ -47,7 +46,9 @@ DIFFERS = [(ANSWER_CLASS, 0.99)]
 
 def balanced(it: Bench) -> ListedTarget:
     """The listing of `balanced`."""
-    return next(entry for entry in describe_targets(it.node, ME).targets if entry.target == {"quality": "balanced"})
+    return next(
+        entry for entry in describe_targets(it.node, ME).targets if entry.accuracy.target.quality is Quality.BALANCED
+    )
 
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
@@ -80,7 +81,8 @@ def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_an
     assert (after.tier, after.reason, after.index) == (Tier.DATACENTER, Reason.SUSPENDED, ANSWER_CLASS)
     assert (after.degraded, after.accuracy.status) == (False, AccuracyStatus.SUSPENDED)
     assert (after.accuracy.max_drop, after.accuracy.delta, after.accuracy.n) == (None, None, None)
-    assert (listed.status, listed.status_reason, listed.max_drop) == ("suspended", StatusReason.ALARM, None)
+    said = listed.accuracy
+    assert (said.status, said.status_reason, said.max_drop) == (AccuracyStatus.SUSPENDED, StatusReason.ALARM, None)
     assert min(counted) >= 1.0, "of the caller, and of the node if that was a tenth of its last requests"
 
 
@@ -266,7 +268,7 @@ def test_where_only_the_edges_answers_are_in_time_they_are_not_certified(large: 
                         await it.ask(deadline_ms=50.0, on_miss=OnMiss.FAIL if how == "refused" else OnMiss.DEGRADE)
             large.delay_s, it.backend.lead = 0.0, SURE
             assert said(await it.ask()) == late
-            assert balanced(it).status_reason is StatusReason.LATE
+            assert balanced(it).accuracy.status_reason is StatusReason.LATE
             assert said(await it.ask(caller="with few requests, too")) == late
             assert said(await it.ask(target=MaxAccuracyDrop(0.3))) == HELD, "another target"
 
@@ -359,5 +361,5 @@ def test_whatever_falls_short_claims_nothing(target: object) -> None:
     answer = run(scenario)
     guarantee = answer.accuracy
     assert (answer.degraded, guarantee.status) == (True, AccuracyStatus.BEST_EFFORT)
-    assert (guarantee.basis, guarantee.status_reason) == (Basis.PROFILE, StatusReason.DEGRADED)
+    assert (guarantee.basis, guarantee.status_reason) == (None, StatusReason.DEGRADED)
     assert (guarantee.max_drop, guarantee.delta, guarantee.n) == (None, None, None)

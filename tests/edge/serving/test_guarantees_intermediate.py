@@ -19,7 +19,6 @@ from hawkvision.core.types import (
     Reason,
     StatusReason,
     Tier,
-    target_fields,
 )
 from tests.edge.bench import SURE, UNSURE, audits, bench, known, many, outcomes, run
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer
@@ -168,7 +167,7 @@ def test_targets_list_what_an_intermediate_stage_saves_and_what_latency_follows(
             await many(it, 32, target=THREE_LEVELS)
             await it.ask(target=Quality.BEST)
             listed = describe_targets(it.node).targets
-            return next(entry for entry in listed if entry.target == target_fields(THREE_LEVELS))
+            return next(entry for entry in listed if entry.accuracy.target.max_accuracy_drop == THREE_LEVELS.value)
 
     listed = run(scenario)
     assert listed.intermediate == "medium"

@@ -207,7 +207,7 @@ def certification(models: str = SHA, edge: str = SHA, profile: Policy | None = N
     made = make_profile()
     policy = profile or Policy(made, "small", "large")
     versions = CertifiedVersions({"small": edge, "medium": models, "large": models})
-    return Certification(made, policy, versions, None, 1.0, Score.MARGIN)
+    return Certification(made, policy, versions, 1.0, Score.MARGIN)
 
 
 def test_requests_under_way_claim_nothing_once_other_certificates_are_in_force(large: Peer) -> None:

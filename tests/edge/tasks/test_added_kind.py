@@ -105,8 +105,7 @@ def test_a_kind_of_another_package_is_served(node: ServerProcess) -> None:
             assert 0.0 < answer["confidence"] <= 1.0
             assert (answer["task"], answer["tier"], answer["model"]) == ("ripeness", "edge", "small")
             assert answer["accuracy"]["status"] == "best_effort", "there is no datacenter"
-        certified = caller.get("/v1/targets").json["certificates"]
-        assert (certified["basis"], certified["n"]) == ("labelled", IMAGES // 2)
+        assert caller.get("/v1/targets").json["certificates"]["name"] == "images"
         assert answers[0] == caller.send("POST", "/v1/infer?quality=fast", encoded(seed=0)).json | {
             "id": answers[0]["id"], "timing_ms": answers[0]["timing_ms"]
         }  # fmt: skip

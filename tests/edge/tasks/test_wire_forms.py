@@ -36,7 +36,7 @@ KINDS: dict[str, Any] = {
     "detection": (DetectionKind(LABELS, {"threshold": 0.3}), box_tensors),
     "counting": (CountingKind(LABELS, {**COUNTS, "regions": REGIONS}), box_tensors),
 }
-GUARANTEE = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.02, 0.05, 1000)
+GUARANTEE = AccuracyGuarantee(Quality.FAST, AccuracyStatus.CERTIFIED, Basis.SHIPPED, 0.02, delta=0.05, n=1000)
 LENGTH = struct.Struct("<I")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -127,10 +128,14 @@ def site_of(profile: Profile, *, labelled: bool = True, fingerprint: str = SHA) 
     )
     accuracies = {"small": measured(0.6), "medium": measured(0.7), "large": measured(0.8)}
     return SiteCertificates(
-        format=3,
+        format=4,
         task=profile.task,
-        as_of="2026-11-21",
-        data=SiteData(name="yard", sha256=SHA, n=900, labelled=labelled),
+        basis="site",
+        since=datetime(2026, 11, 1, tzinfo=UTC),
+        until=datetime(2026, 11, 21, tzinfo=UTC),
+        data=SiteData(
+            name="yard", sha256=SHA, n=900, labels=900 if labelled else 0, shrinks_images=profile.shrinks_images
+        ),
         stages=tuple(
             SiteStage(
                 name=r.name, fingerprint=fingerprint, temperature=r.temperature,

@@ -38,7 +38,7 @@ THREE = make_profile(intermediate=True)
 
 
 def route_at(threshold: float) -> Route:
-    guarantee = AccuracyGuarantee(Quality.BALANCED, AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.02, 0.05, 700)
+    guarantee = AccuracyGuarantee(Quality.BALANCED, AccuracyStatus.CERTIFIED, Basis.SHIPPED, 0.02, delta=0.05, n=700)
     return Route(threshold, guarantee, 0.3)
 
 
@@ -55,6 +55,29 @@ def test_every_quality_carries_its_certified_drop() -> None:
     assert fast.max_drop > balanced.max_drop > 0.0
     assert best.max_drop == 0.0
     assert {fast.status, balanced.status, best.status} == {AccuracyStatus.CERTIFIED}
+
+
+@pytest.mark.parametrize("profile", [PROFILE, THREE])
+def test_a_guarantee_says_what_it_rests_on_and_what_watching_without_labels_holds_the_drop_to(profile: Profile) -> None:
+    fast = Policy(profile, "small", "large").route(Quality.FAST).guarantee
+    certificate = profile.pairs[0].conditions[0].fast
+    assert (fast.basis, fast.n, fast.labels, fast.since, fast.until) == (
+        Basis.SHIPPED, certificate.n, certificate.n, None, None,
+    )  # fmt: skip
+    assert fast.watched_max_drop == stated_drop(certificate.edge_watch.disagreement) > certificate.observed_drop
+    loose = Policy(profile, "small", "large", agreement_bounds_drop=False)
+    assert {loose.route(q).guarantee.watched_max_drop for q in Quality} == {None}
+
+
+def test_both_stages_below_the_reference_may_differ_from_it_as_often_as_was_certified() -> None:
+    policy = Policy(THREE, "small", "large")
+    both = [c for c in THREE.pairs[0].conditions[0].certificates if c.intermediate_watch and c.basis != "profile"]
+    for certificate in both:
+        route = policy.route(MaxAccuracyDrop(stated_drop(certificate.max_drop)))
+        assert certificate.intermediate_watch is not None
+        watched = certificate.edge_watch.disagreement + certificate.intermediate_watch.disagreement
+        assert route.guarantee.watched_max_drop == stated_drop(watched)
+    assert both
 
 
 @given(st.floats(0.0, 1.0))

@@ -47,7 +47,7 @@ def test_agreement_at_a_site_holds_relative_targets() -> None:
     policy = Policy(PROFILE, "small", "large", site=site_of(PROFILE, labelled=False))
     assert not policy.accuracy_known
     relative = policy.route(MaxAccuracyDrop(0.1)).guarantee
-    assert (relative.status, relative.basis) == (AccuracyStatus.CERTIFIED, Basis.AGREEMENT)
+    assert (relative.status, relative.basis, relative.labels) == (AccuracyStatus.CERTIFIED, Basis.SITE, 0)
 
 
 def with_stage(site: SiteCertificates, name: str, **changes: Any) -> SiteCertificates:

@@ -31,7 +31,9 @@ ANSWER = Answer(
     prediction=Classification((LabelledClass("tabby", 281, 0.83), LabelledClass("lynx", 287, 0.1))),
     model="mobilenet_v2_int8",
     tier=Tier.EDGE,
-    accuracy=AccuracyGuarantee(MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.LABELLED, 0.01, 0.05, 680),
+    accuracy=AccuracyGuarantee(
+        MaxAccuracyDrop(0.01), AccuracyStatus.CERTIFIED, Basis.SITE, max_drop=0.01, delta=0.05, n=680
+    ),
     timing_ms=Timing(1.0, 0.1, 4.0, total=5.2),
 )
 

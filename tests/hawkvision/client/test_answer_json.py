@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace
+from datetime import UTC
 
 import msgspec
 from hypothesis import given
@@ -40,10 +41,10 @@ guarantees = st.builds(
     AccuracyGuarantee,
     targets,
     st.sampled_from(AccuracyStatus),
-    st.sampled_from(Basis),
-    st.none() | fractions,
-    st.none() | fractions,
-    st.none() | st.integers(1, 10**9),
+    st.none() | st.sampled_from(Basis),
+    *(st.none() | fractions for _ in ("max_drop", "watched_max_drop", "delta")),
+    *(st.none() | st.integers(1, 10**9) for _ in ("n", "labels")),
+    *(st.none() | st.datetimes(timezones=st.just(UTC)) for _ in ("since", "until")),
     status_reason=st.none() | st.sampled_from(StatusReason),
 )
 answers = st.builds(

@@ -1,5 +1,7 @@
 """Labelled images from npz files and directories, and how broken ones are refused."""
 
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from hawkvision.core.errors import ConfigError
-from hawkvision.models.datasets import read_images, read_unlabelled
+from hawkvision.models.datasets import image_times, read_images, read_unlabelled
 from tests.images import encoded
 
 LABELS = ("cat", "dog", "rocket")
@@ -52,6 +54,25 @@ def test_broken_npz_files_are_refused_by_name(tmp_path: Path, changes: dict[str,
     path = write_npz(tmp_path / "set.npz", **changes)
     with pytest.raises(ConfigError, match=rf"set\.npz: .*{says}"):
         read_images(path, LABELS)
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def test_a_folder_says_when_its_oldest_and_newest_image_were_taken_and_an_npz_file_when_it_was_packed(
+    tmp_path: Path,
+) -> None:
+    for number, name in enumerate(("b.jpg", "deep/a.png", "c.jpg", "notes.txt")):
+        path = tmp_path / "site" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(b"")
+        os.utime(path, times=(0, 1000.5 - 10 * number))
+    assert image_times(tmp_path / "site", at(5000)) == (at(980), at(1000))
+    assert image_times(tmp_path / "site", at(985)) == (at(980), at(985)), "none was taken later than now"
+    packed = write_npz(tmp_path / "set.npz")
+    os.utime(packed, times=(0, 2000))
+    assert image_times(packed, at(5000)) == (None, at(2000))
 
 
 def test_directories_are_classes_by_label_or_number(tmp_path: Path) -> None:

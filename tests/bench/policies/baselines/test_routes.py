@@ -119,6 +119,6 @@ def test_a_node_says_under_which_policy_it_runs(peer: Peer) -> None:
         said = node.output
         run(lambda: until(lambda: "policy: static" in said()))
     assert listed["policy"] == "static"
-    assert {entry["status"] for entry in listed["targets"]} == {"best_effort"}
+    assert {entry["accuracy"]["status"] for entry in listed["targets"]} == {"best_effort"}
     assert (answer["tier"], answer["reason"]) == ("datacenter", "low_confidence")
     assert 'hawkvision_escalations_total{reason="low_confidence",task="imagenet"} 1.0' in counted

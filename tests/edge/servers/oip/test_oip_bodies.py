@@ -60,7 +60,7 @@ def answer(
     index: int = 3, confidence: float = 0.75, status: AccuracyStatus = AccuracyStatus.CERTIFIED, **more: Any
 ) -> Answer:
     top = Classification((LabelledClass(f"class {index}", index, confidence), LabelledClass("other", 9, 0.125)))
-    guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.LABELLED, 0.02, 0.05, 1000)
+    guarantee = AccuracyGuarantee(Quality.FAST, status, Basis.SHIPPED, 0.02, delta=0.05, n=1000)
     return Answer("id", TASK, top, more.pop("model", "small"), more.pop("tier", Tier.EDGE), guarantee, **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,12 @@ def test_a_profile_survives_the_file(tmp_path: Path, intermediate: bool) -> None
 
 def make_site() -> SiteCertificates:
     pair = SitePair(edge="small", best="large", score=Score.TOP1, conditions=make_profile().pairs[0].conditions)
-    data = SiteData(name="yard", sha256=SHA, n=900, labelled=True)
+    data = SiteData(name="yard", sha256=SHA, n=900, labels=900, shrinks_images=True)
     stage = SiteStage(name="small", fingerprint=SHA, temperature=1.0)
-    return SiteCertificates(format=3, task="digits", as_of="2026-11-21", data=data, stages=(stage,), pairs=(pair,))
+    return SiteCertificates(
+        format=4, task="digits", basis="site", since=None, until=datetime(2026, 11, 21, tzinfo=UTC), data=data,
+        stages=(stage,), pairs=(pair,),
+    )  # fmt: skip
 
 
 def test_site_certificates_are_read_from_a_file(tmp_path: Path) -> None:

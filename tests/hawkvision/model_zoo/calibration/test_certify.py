@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from datetime import date
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,9 @@ from tests.images import DATA, encoded
 
 PROFILE = models_dir() / "cifar10" / "profile.json"
 BODIES = [encoded(seed=number) for number in range(80)]
+FIRST = datetime(2026, 11, 1, 6, 30, tzinfo=UTC)
+LAST = FIRST + timedelta(minutes=79)
+NOW = LAST + timedelta(days=1)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,8 @@ def site(truth: dict[str, int], tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The same images in a directory per class."""
     root = tmp_path_factory.mktemp("site")
     into_class_folders(BODIES, [*truth.values()], root)
+    for number, path in enumerate(sorted(root.rglob("*.jpg"))):
+        os.utime(path, times=(0, FIRST.timestamp() + 60 * number))
     return root
 
 
@@ -61,7 +67,7 @@ def written(path: Path, labels: dict[str, int]) -> Path:
 
 
 def certify(data: Path, cache: Path, out: Path, **options: object) -> Policy:
-    certify_site("cifar10", data, out, models=models_dir(), cache=cache, today=date(2026, 11, 21), **options)  # type: ignore[arg-type]
+    certify_site("cifar10", data, out, models=models_dir(), cache=cache, now=NOW, **options)  # type: ignore[arg-type]
     return Policy(load_profile(PROFILE), "tiny", "committee", site=load_site(out))
 
 
@@ -70,9 +76,9 @@ def test_a_sites_certificates_are_taken_by_a_policy_and_say_whence_they_are(
 ) -> None:
     policy = certify(site, cache, tmp_path / "site.json")
     guarantee = policy.route(MaxAccuracyDrop(0.3)).guarantee
-    assert (guarantee.status, guarantee.basis, guarantee.n) == (AccuracyStatus.CERTIFIED, Basis.LABELLED, 80)
-    written = load_site(tmp_path / "site.json")
-    assert (written.as_of, written.data.n, written.data.labelled) == ("2026-11-21", 80, True)
+    assert (guarantee.status, guarantee.basis, guarantee.n) == (AccuracyStatus.CERTIFIED, Basis.SITE, 80)
+    assert (guarantee.labels, guarantee.since, guarantee.until) == (80, FIRST, LAST)
+    assert load_site(tmp_path / "site.json").data.labels == 80
     assert policy.best_accuracy.n == 80
 
 
@@ -81,7 +87,7 @@ def test_without_labels_agreement_is_certified_and_no_absolute_accuracy(
 ) -> None:
     policy = certify(flat, cache, tmp_path / "site.json", labelled=False)
     guarantee = policy.route(MaxAccuracyDrop(0.3)).guarantee
-    assert guarantee.basis in (Basis.AGREEMENT, Basis.PROFILE)  # of the profile alone if everything goes to the best
+    assert (guarantee.basis, guarantee.labels) in ((Basis.SITE, 0), (None, None)), "none if all is escalated"
     assert policy.route(MinAccuracy(0.7)).guarantee.status is AccuracyStatus.BEST_EFFORT
 
 
@@ -120,7 +126,9 @@ def test_labels_of_the_listed_images_certify_what_labels_of_all_do(
     some = certify(flat, cache, tmp_path / "some.json", labels=written(tmp_path / "some.csv", labels), edges=("tiny",))
     every = certify(site, cache, tmp_path / "every.json", edges=("tiny",))
     for drop in (0.1, 0.2, 0.3):
-        assert some.route(MaxAccuracyDrop(drop)).guarantee == every.route(MaxAccuracyDrop(drop)).guarantee
+        few, all_of_them = (policy.route(MaxAccuracyDrop(drop)) for policy in (some, every))
+        assert (few.threshold, few.guarantee.max_drop) == (all_of_them.threshold, all_of_them.guarantee.max_drop)
+    assert few.guarantee.labels == len(labels)
     again = ["--labels", str(tmp_path / "some.csv"), "--to-label", str(first)]
     for _ in range(3):
         ran = invoke("certify", "--data", str(flat), *again, *words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ def test_a_site_certifies_by_its_labels_on_images_that_trained_no_model(
 ) -> None:
     site = certify_site(
         "quarters", task.data, tmp_path / "site.json", reading=LabelReading(trained=TrainedImages.LEAVE_OUT),
-        models=task.models, cache=task.cache, today=date(2026, 1, 1),
+        models=task.models, cache=task.cache,
     ).certificates  # fmt: skip
     assert site.data.n == 300, "a quarter of the images trained a model"
     condition = site.pairs[0].conditions[0]
