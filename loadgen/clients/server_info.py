@@ -91,7 +91,7 @@ async def check_task(server: ServerAddress, kind: str | None) -> None:
 
 
 async def identify(server: ServerAddress) -> str:
-    """Such as `hawkvision 0.2.0, policy hawkvision, efficientnet_lite0_int8 before committee`; what is not said is
+    """Such as `hawkvision 0.2.0, policy hawkvision, efficientnet_lite0_int8 before reference`; what is not said is
     left out, and of a server that says nothing it is empty.
     """
     query = "" if server.task is None else f"?{urlencode({'task': server.task})}"

@@ -62,7 +62,7 @@ class Peer:
     asked_for_stages: int = 0
     error_code: str = "overloaded"
     garbage: bool = False
-    model: str = "committee"
+    model: str = "reference"
     top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
     kind: TaskKind[Any] = TEN
     """Of its task."""

@@ -70,11 +70,11 @@ DATA: Final = {
     "imagenet": ROOT.parent / "shared" / "data" / "imagenet_eval.npz",
 }
 PAIRS: Final = (
-    "cifar10:tiny:committee",
-    "cifar10:small:committee",
+    "cifar10:tiny:reference",
+    "cifar10:small:reference",
     "cifar10:tiny:large",
-    "fashion_mnist:tiny:committee",
-    "fashion_mnist:small:committee",
+    "fashion_mnist:tiny:reference",
+    "fashion_mnist:small:reference",
 )
 SMALLEST_GAP: Final = 0.01
 GAP_SHARE: Final = 0.5

@@ -21,7 +21,7 @@ from hawkvision.tasks.class_scores import Score
 from tests.edge.peer import ANSWER_CLASS, INTERMEDIATE_CLASS, Peer, running_peer
 from tests.hawkvision.tasks.classes import TEN, predicted, top_k
 
-REQUEST = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
+REQUEST = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "reference"))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def infer(peer: Peer, behaviour: Mapping[str, object], request: EscalationReques
         finally:
             await datacenter.close()
 
-    peer.intermediate, peer.model, peer.intermediate_score, peer.knows_intermediate = "medium", "committee", 0.5, True
+    peer.intermediate, peer.model, peer.intermediate_score, peer.knows_intermediate = "medium", "reference", 0.5, True
     for name, value in behaviour.items():
         setattr(peer, name, value)
     return asyncio.run(ask())
@@ -51,7 +51,7 @@ def test_a_confident_intermediate_stage_answers(peer: Peer) -> None:
 
 def test_the_reference_stage_answers_if_the_intermediate_one_is_not_confident(peer: Peer) -> None:
     reply = infer(peer, {"intermediate_score": 0.7499}).reply
-    assert (reply.model, reply.score, top_k(reply)[0].index) == ("committee", 0.99, ANSWER_CLASS)
+    assert (reply.model, reply.score, top_k(reply)[0].index) == ("reference", 0.99, ANSWER_CLASS)
     assert reply.passed_over == IntermediateResult(predicted((INTERMEDIATE_CLASS, 0.0)), 0.7499)
 
 
@@ -73,14 +73,14 @@ def test_a_reply_that_the_certificate_does_not_cover_is_rejected(peer: Peer, beh
 
 def test_an_intermediate_answer_to_a_request_for_the_reference_stage_is_rejected(peer: Peer) -> None:
     with pytest.raises(EscalationFailed, match="sent an impossible reply"):
-        infer(peer, {"model": "medium"}, EscalationRequest(variant="committee"))
+        infer(peer, {"model": "medium"}, EscalationRequest(variant="reference"))
 
 
 def test_the_default_setting_is_the_default_of_the_response_time_model() -> None:
     assert EdgeConfig().min_on_time_probability == MIN_ON_TIME_PROBABILITY
 
 
-BEST = EscalationRequest(variant="committee")
+BEST = EscalationRequest(variant="reference")
 """Without a deadline."""
 
 
@@ -102,7 +102,7 @@ def test_a_reply_without_a_deadline_closes_the_breaker_and_is_a_sample_of_the_re
         finally:
             await datacenter.close()
 
-    peer.model = "committee"
+    peer.model = "reference"
     asyncio.run(scenario())
 
 

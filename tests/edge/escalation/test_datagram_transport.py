@@ -38,7 +38,7 @@ HUGE = encoded(".png", height=700, width=700)
 """More than fits datagrams as it is."""
 EDGE_CLASS, BARELY = 3, 0.5
 """What the bench's edge stage says, and a lead by which it is not sure of it."""
-HURRIED = EscalationRequest(variant="committee", deadline_ms=2_000.0)
+HURRIED = EscalationRequest(variant="reference", deadline_ms=2_000.0)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_a
         try:
             await until(lambda: bool(peer.transport_keys))
             await datacenter.infer(
-                Escalation(HUGE, EscalationRequest(variant="committee"), start_trace(), 10.0, lossless=True)
+                Escalation(HUGE, EscalationRequest(variant="reference"), start_trace(), 10.0, lossless=True)
             )
         finally:
             await datacenter.close()
@@ -116,7 +116,7 @@ def test_the_key_is_sent_with_images_and_not_with_the_request_for_the_datagram_a
 
 def test_an_intermediate_stage_is_asked_over_datagrams_too(peer: Peer) -> None:
     peer.intermediate, peer.intermediate_score = "medium", 0.8
-    request = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "committee"))
+    request = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.75, "reference"))
     assert top_k(infer(peer, request))[0].index == INTERMEDIATE_CLASS
 
 
@@ -162,7 +162,7 @@ def test_a_large_image_with_a_deadline_is_encoded_anew_and_the_reply_says_so(pee
     assert len(peer.datagrams[0][1]) < len(LARGE)
 
 
-@pytest.mark.parametrize(("request_", "lossless"), [(HURRIED, True), (EscalationRequest(variant="committee"), False)])
+@pytest.mark.parametrize(("request_", "lossless"), [(HURRIED, True), (EscalationRequest(variant="reference"), False)])
 def test_images_arrive_unchanged_if_lossless_or_without_a_deadline(
     peer: Peer, request_: EscalationRequest, lossless: bool
 ) -> None:
@@ -192,7 +192,7 @@ def test_errors_over_datagrams_are_those_over_http(
     for name, value in behaviour.items():
         setattr(peer, name, value)
     with pytest.raises(error, match=says):
-        infer(peer, EscalationRequest(variant="committee", deadline_ms=300.0), body)
+        infer(peer, EscalationRequest(variant="reference", deadline_ms=300.0), body)
 
 
 def test_a_datacenter_without_datagrams_is_asked_over_tcp_with_one_warning(

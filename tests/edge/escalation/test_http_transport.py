@@ -22,7 +22,7 @@ from tests.waiting import until
 CONNECTIONS = 4
 LATE_S = 0.05
 LONG_S = 20.0
-HURRIED = EscalationRequest(variant="committee", deadline_ms=LATE_S * 1e3)
+HURRIED = EscalationRequest(variant="reference", deadline_ms=LATE_S * 1e3)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 EDGE, NEXT = "squeezenet1_1_int8", "b" * 64
 SHIPPED = models_dir() / "imagenet"
-ENSEMBLE = load_profile(SHIPPED / "profile.json").stage("committee").fingerprint
+ENSEMBLE = load_profile(SHIPPED / "profile.json").stage("reference").fingerprint
 CERTIFIED, UNCERTIFIED = ("certified", None), ("best_effort", "uncertified_version")
 
 
@@ -40,7 +40,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def datacenter() -> Iterator[Peer]:
-    with running_peer(model="committee", fingerprint=ENSEMBLE, intermediate="committee_upright") as peer:
+    with running_peer(model="reference", fingerprint=ENSEMBLE, intermediate="upright_ensemble") as peer:
         yield peer
 
 
@@ -56,7 +56,7 @@ def replaced(models: Path, profile: bytes, *, pin: bool = True) -> None:
 def for_the_next_version(edge: str = "") -> bytes:
     """The shipped profile with another reference stage, and perhaps another edge stage."""
     profile = load_profile(SHIPPED / "profile.json")
-    changes = {"committee": NEXT} | ({EDGE: edge} if edge else {})
+    changes = {"reference": NEXT} | ({EDGE: edge} if edge else {})
     stages = tuple(msgspec.structs.replace(r, fingerprint=changes.get(r.name, r.fingerprint)) for r in profile.stages)
     return dump(msgspec.structs.replace(profile, stages=stages))
 

@@ -59,7 +59,7 @@ def test_best_is_answered_by_the_datacenter_with_the_callers_own_bytes(caller: C
     peer.delay_s = 0.01  # the peer says 4 ms, and no time beyond the round trip's is believed
     image = encoded(".png", seed=5)
     answer = caller.classify(image, "quality=best").json
-    assert (answer["tier"], answer["model"], answer["index"]) == ("datacenter", "committee", ANSWER_CLASS)
+    assert (answer["tier"], answer["model"], answer["index"]) == ("datacenter", "reference", ANSWER_CLASS)
     assert (answer["escalated"], answer["reason"]) == (True, "target")
     assert peer.bodies == [image]
     assert answer["timing_ms"]["dc"] == 4.0
@@ -73,7 +73,7 @@ def test_trace_and_time_left_travel_to_the_datacenter(caller: Caller, peer: Peer
     assert sent["traceparent"].split("-")[1] == "0af7651916cd43dd8448eb211c80319c"
     assert sent["traceparent"].split("-")[2] not in (trace.split("-")[2], reply.headers["traceparent"].split("-")[2])
     assert 0 < float(sent["x-hawkvision-deadline-ms"]) <= 5000
-    assert sent["x-hawkvision-variant"] == "committee"
+    assert sent["x-hawkvision-variant"] == "reference"
 
 
 def test_server_timing_repeats_the_timings(caller: Caller) -> None:

@@ -54,10 +54,10 @@ def test_who_would_rather_wait_gets_the_second_look() -> None:
     ("config", "says"),
     [
         (
-            EdgeConfig(variant="edge_committee", backend="fpga-ref"),
+            EdgeConfig(variant="edge_ensemble", backend="fpga-ref"),
             "expected one of efficientnet_lite0_int8, efficient",
         ),
-        (EdgeConfig(variant="committee"), "ensembles with accept_confidence, and this ensemble has none"),
+        (EdgeConfig(variant="reference"), "ensembles with accept_confidence, and this ensemble has none"),
     ],
 )
 def test_who_runs_single_models_only_refuses_an_ensemble_and_names_its_members(config: EdgeConfig, says: str) -> None:

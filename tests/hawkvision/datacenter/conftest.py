@@ -49,13 +49,13 @@ labels = "labels.txt"
 classes = 10
 [cascade]
 edge = ["small"]
-dc = ["medium", "committee"]
+dc = ["medium", "reference"]
 default_edge = "small"
 """
     + "".join(_VARIANT.format(name=n, side=s, sha="0" * 64) for n, s in (("small", 32), ("medium", 48)))
     + """
 [[ensembles]]
-name = "committee"
+name = "reference"
 members = ["small", "medium"]
 horizontal_flip = true
 """

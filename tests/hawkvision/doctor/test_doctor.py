@@ -226,7 +226,7 @@ def test_an_address_that_is_not_this_machines() -> None:
     reported(network.port("no.such.host.invalid", 8080, socket.SOCK_STREAM, "edge.port"), Level.PROBLEM, "no address")
 
 
-EXPECTED = {"committee": "f" * 64}
+EXPECTED = {"reference": "f" * 64}
 
 
 @pytest.fixture
@@ -250,8 +250,8 @@ def test_a_key_that_may_see_what_is_served_and_not_ask_for_answers(peer: Peer) -
 
 
 def test_a_datacenter_with_other_models_and_without_a_stage(peer: Peer) -> None:
-    _, other, _ = network.datacenter(peer.url, None, {"committee": "0" * 64})
-    reported(other, Level.PROBLEM, "another committee", "models build")
+    _, other, _ = network.datacenter(peer.url, None, {"reference": "0" * 64})
+    reported(other, Level.PROBLEM, "another reference", "models build")
     _, missing, _ = network.datacenter(peer.url, None, {"medium": "0" * 64})
     reported(missing, Level.PROBLEM, "does not serve medium")
 

@@ -112,4 +112,4 @@ def test_a_node_says_its_release_its_policy_and_its_stages_and_the_record_keeps_
     release, policy, stages = load(record).server.split(", ")[:3]
     assert release.startswith("hawkvision 0.")
     assert policy == "policy hawkvision"
-    assert stages == "efficientnet_lite0_int8 before committee"
+    assert stages == "efficientnet_lite0_int8 before reference"

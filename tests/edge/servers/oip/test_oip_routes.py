@@ -79,7 +79,7 @@ def test_a_target_that_the_edge_cannot_keep_is_answered_by_the_datacenter(caller
     said = reply.json["parameters"]
     assert (said["tier"], said["variant"], said["escalated"], said["reason"]) == (
         "datacenter",
-        "committee",
+        "reference",
         True,
         "target",
     )

@@ -111,7 +111,7 @@ def until_none(mark: str) -> None:
 @pytest.mark.slow
 def test_the_deployed_application_answers_an_update_replaces_it_and_the_nodes_metrics_show_it(cluster: Cluster) -> None:
     service = f"http://127.0.0.1:{cluster.port}"
-    for stages in ("medium", "medium,committee"):
+    for stages in ("medium", "medium,reference"):
         done = deploy(cluster.environment, "--address", cluster.address, "--port", cluster.port, "--variants", stages)
         assert done.returncode == 0, done.stderr
         assert ask(service, path="/readyz", Authorization="").status == 200

@@ -24,7 +24,7 @@ from hawkvision.models.manifest import Manifest
 from tests.hawkvision.datacenter.conftest import image
 from tests.hawkvision.tasks.classes import classes_of
 
-ALL = evaluation_requests(ServedStage("committee", ("small", "medium"), mirrored=True))
+ALL = evaluation_requests(ServedStage("reference", ("small", "medium"), mirrored=True))
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from tests.hawkvision.tasks.classes import classes_of
 from tests.images import flat_png
 
 SMALL = ServedStage("small", ("small",))
-ENSEMBLE = ServedStage("committee", ("small", "medium"), mirrored=True)
+ENSEMBLE = ServedStage("reference", ("small", "medium"), mirrored=True)
 UPRIGHT, BOTH = evaluation_requests(SMALL), evaluation_requests(ENSEMBLE)
 NEVER = AcceptThreshold(Score.TOP1, math.inf)
 
@@ -207,15 +207,15 @@ def test_every_answer_states_what_was_loaded_and_runs(real: Manifest, tmp_path: 
 
     loaded, answers, present = asyncio.run(scenario())
     assert {answer.statement for answer in answered(answers)} == {loaded.statement} == {present}
-    served = catalog_of(real, classes_of(real), config).stage("committee")
+    served = catalog_of(real, classes_of(real), config).stage("reference")
     assert served is not None
     execution = "onnxruntime:CPUExecutionProvider" if backend == "onnxruntime" else None
-    assert served.ran(present) == (execution and f"{real.fingerprint('committee')}/{execution}")
+    assert served.ran(present) == (execution and f"{real.fingerprint('reference')}/{execution}")
 
 
 def test_half_precision_is_stated_and_not_listed_as_certified(real: Manifest, tmp_path: Path) -> None:
     config = DatacenterConfig(tasks=(real.task,), cache_dir=tmp_path, onnx_precision="fp16")
-    served = catalog_of(real, classes_of(real), config).stage("committee")
+    served = catalog_of(real, classes_of(real), config).stage("reference")
     assert served is not None
     assert served.fingerprint is None
     ran = served.ran(replica(real, config).statement)

@@ -82,7 +82,7 @@ def tier(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gua
 def test_the_tier_answers_over_tls(tier: Guarded) -> None:
     assert tier.url.startswith("https://")
     reply = tier.ask("/v1/infer", tier.edge, image())
-    assert (reply.status, reply.json["model"]) == (200, "committee")
+    assert (reply.status, reply.json["model"]) == (200, "reference")
 
 
 def test_a_caller_without_a_certificate_hears_why_it_is_refused(tier: Guarded) -> None:

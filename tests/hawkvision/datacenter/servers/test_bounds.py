@@ -38,7 +38,7 @@ def peak_bytes(service: Running) -> int:
 
 def answers(service: Running) -> bool:
     reply = ask(service, image())
-    return reply.status == 200 and reply.json["model"] == "committee"
+    return reply.status == 200 and reply.json["model"] == "reference"
 
 
 def test_a_header_of_108_mb_is_refused_without_being_held(service: Running) -> None:

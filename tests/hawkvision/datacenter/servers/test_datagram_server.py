@@ -153,9 +153,9 @@ def test_a_congestion_controller_that_there_is_not_is_refused(config: Datacenter
 
 def test_an_intermediate_stage_is_asked_first(config: DatacenterConfig) -> None:
     reply = replied(
-        ask(config, EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.95, "committee")))
+        ask(config, EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.95, "reference")))
     )
-    assert (reply.model, reply.passed_over is not None) == ("committee", True)
+    assert (reply.model, reply.passed_over is not None) == ("reference", True)
 
 
 def test_an_image_that_was_encoded_anew_reports_its_quality(config: DatacenterConfig) -> None:
@@ -205,17 +205,17 @@ def test_a_progressive_request_gets_the_partial_result_just_before_its_deadline(
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
             variants.gate.clear()
-            request = EscalationRequest(variant="committee", progressive=True)
+            request = EscalationRequest(variant="reference", progressive=True)
             return await asked(client, request, deadline_s=0.3)
 
     reply = replied(asyncio.run(scenario()))
-    assert (reply.model, top_k(reply)[0].index, reply.complete) == ("committee", 2, False)
+    assert (reply.model, top_k(reply)[0].index, reply.complete) == ("reference", 2, False)
 
 
 @pytest.mark.parametrize("progressive", [True, False])
 def test_a_progressive_request_gets_partial_results_at_once(config: DatacenterConfig, progressive: bool) -> None:
     received = list[bytes]()
-    request = EscalationRequest(variant="committee", progressive=progressive)
+    request = EscalationRequest(variant="reference", progressive=progressive)
 
     async def scenario() -> tuple[Status, bytes]:
         async with mark_ready(config) as (server, _, variants), connected(server) as client:
@@ -227,7 +227,7 @@ def test_a_progressive_request_gets_partial_results_at_once(config: DatacenterCo
 
     assert replied(asyncio.run(scenario())).complete
     so_far = [read_reply(body) for body in received]
-    assert [(part.model, part.complete) for part in so_far[:1]] == [("committee", False)] * progressive
+    assert [(part.model, part.complete) for part in so_far[:1]] == [("reference", False)] * progressive
 
 
 def test_requests_inside_are_answered_before_the_server_closes(config: DatacenterConfig) -> None:

@@ -28,7 +28,7 @@ INTERMEDIATE = {
     "X-HawkVision-Variant": "medium",
     "X-HawkVision-Accept-Score": "0.913",
     "X-HawkVision-Score": "margin",
-    "X-HawkVision-Otherwise": "committee",
+    "X-HawkVision-Otherwise": "reference",
 }
 INTERMEDIATES = st.builds(IntermediateOffer, st.sampled_from(Score), st.floats(0.0, 1.0) | st.just(math.inf), NAMES)
 
@@ -99,7 +99,7 @@ def test_what_differs_from_image_to_image_is_not_in_the_template(r: EscalationRe
     assert other.template() == r.template()
 
 
-PLAIN = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.5, "committee"))
+PLAIN = EscalationRequest(variant="medium", intermediate=IntermediateOffer(Score.TOP1, 0.5, "reference"))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.hawkvision.datacenter.conftest import KEY, Running, image
 from tests.hawkvision.tasks.classes import read_reply, top_k
 
 pytestmark = pytest.mark.slow
-INTERMEDIATE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "committee"}
+INTERMEDIATE = {"variant": "medium", "accept_score": "1", "score": "top1", "otherwise": "reference"}
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -58,7 +58,7 @@ def ask(service: Running | str, body: bytes | None = None, path: str = "/v1/infe
 def test_the_best_stage_answers_when_none_is_named(service: Running) -> None:
     reply = ask(service, image(), top_k="3")
     answer = read_reply(reply.body)
-    assert (reply.status, answer.model, len(top_k(answer))) == (200, "committee", 3)
+    assert (reply.status, answer.model, len(top_k(answer))) == (200, "reference", 3)
     assert answer.timing_ms.total >= answer.timing_ms.infer
     assert answer.batch_size >= 1
 
@@ -171,8 +171,8 @@ def test_metrics_count_an_answer_by_stage_and_its_members_by_variant(service: Ru
     after = series(service)
     grown = {name for name, value in after.items() if value > before.get(name, 0.0)}
     assert {
-        'hawkvision_datacenter_requests_total{code="200",path="/v1/infer",stage="committee",task="shapes"}',
-        'hawkvision_datacenter_request_duration_seconds_count{stage="committee",task="shapes"}',
+        'hawkvision_datacenter_requests_total{code="200",path="/v1/infer",stage="reference",task="shapes"}',
+        'hawkvision_datacenter_request_duration_seconds_count{stage="reference",task="shapes"}',
         *(
             f'hawkvision_datacenter_{name}_count{{task="shapes",variant="{variant}"}}'
             for name in ("batch_size", "queue_duration_seconds", "inference_duration_seconds")
@@ -189,7 +189,7 @@ def test_metrics_count_ensemble_runs_and_answers_by_stage(service: Running) -> N
     after = series(service)
     names = [
         'answers_total{stage="medium",task="shapes"}',
-        'answers_total{stage="committee",task="shapes"}',
+        'answers_total{stage="reference",task="shapes"}',
         'ensemble_runs_total{stage="medium",task="shapes"}',
     ]
     grown = [after[f"hawkvision_datacenter_{n}"] - before.get(f"hawkvision_datacenter_{n}", 0.0) for n in names]

@@ -13,7 +13,7 @@ from tests.hawkvision.tasks.classes import classes_of
 
 def test_members_are_loaded_once_however_many_stages_use_them(manifest: Manifest) -> None:
     catalog = catalog_of(manifest, classes_of(manifest), DatacenterConfig(tasks=("shapes",)))
-    assert [r.name for r in catalog.stages] == ["medium", "committee"]
+    assert [r.name for r in catalog.stages] == ["medium", "reference"]
     assert sorted(v.name for v in catalog.variants) == ["medium", "small"]
     assert catalog.best.members == ("small", "medium")
     assert catalog.best.mirrored
@@ -61,12 +61,12 @@ def test_variants_that_share_images_form_one_group(manifest: Manifest) -> None:
     more = msgspec.structs.replace(
         manifest, variants=(*manifest.variants, alone, huge), ensembles=(*manifest.ensembles, pair)
     )
-    names = ("small", "large", "medium", "committee")
+    names = ("small", "large", "medium", "reference")
     catalog = catalog_of(more, classes_of(more), DatacenterConfig(tasks=("shapes",), variants=names))
-    assert members(catalog) == {"large": ["large"], "committee": ["small", "medium"]}
+    assert members(catalog) == {"large": ["large"], "reference": ["small", "medium"]}
     assert list(members(catalog))[-1] == catalog.best.name
     joined = catalog_of(more, classes_of(more), DatacenterConfig(tasks=("shapes",), variants=(*names, "huge", "pair")))
-    assert members(joined) == {"committee": ["small", "medium"], "pair": ["large", "huge"]}
+    assert members(joined) == {"reference": ["small", "medium"], "pair": ["large", "huge"]}
 
 
 def members(catalog: Catalog) -> dict[str, list[str]]:

@@ -96,8 +96,8 @@ temperature = {temperature}
 """
         )
     head = f'format = 1\ntask = "{task}"\nlabels = "labels.txt"\nclasses = 10\n[cascade]\nedge = ["small"]\n'
-    head += 'dc = ["medium", "committee"]\ndefault_edge = "small"\n'
-    tail = '[[ensembles]]\nname = "committee"\nmembers = ["small", "medium"]\nhorizontal_flip = true\n'
+    head += 'dc = ["medium", "reference"]\ndefault_edge = "small"\n'
+    tail = '[[ensembles]]\nname = "reference"\nmembers = ["small", "medium"]\nhorizontal_flip = true\n'
     tail += f"temperature = {ENSEMBLE_TEMPERATURE}\n"
     (root / "models" / task).mkdir(parents=True)
     (root / "models" / task / "manifest.toml").write_text(head + "".join(entries) + tail)
@@ -149,7 +149,7 @@ def scores(probabilities: Probabilities, kind: Score) -> Floats:
 
 def asked(kind: Score, accept_score: float) -> EscalationRequest:
     return EscalationRequest(
-        task="tiny", variant="medium", top_k=10, intermediate=IntermediateOffer(kind, accept_score, "committee")
+        task="tiny", variant="medium", top_k=10, intermediate=IntermediateOffer(kind, accept_score, "reference")
     )
 
 
@@ -173,7 +173,7 @@ def test_a_task_without_its_file_fails_alone_and_is_served_once_it_is_mended(tie
     tier.away.rename(file)
     wait_until(lambda: states(running)["digits"]["status"] == "ready")
     answer = ask(running, IMAGES[0], task="digits")
-    assert (answer.status, read_reply(answer.body).model) == (200, "committee")
+    assert (answer.status, read_reply(answer.body).model) == (200, "reference")
     assert replicas(running) == before
     assert running.log is not None
     log = running.log.read_text()
@@ -206,21 +206,21 @@ def test_a_crowd_changes_no_score_by_more_than_rounding(tier: Tier) -> None:
 
 def test_both_stages_are_listed_with_the_fingerprints_of_the_manifest(tier: Tier) -> None:
     listed = msgspec.json.decode(tier.get(STAGES_PATH), type=StageList)
-    expected = {name: tier.manifest.fingerprint(name) for name in ("medium", "committee")}
+    expected = {name: tier.manifest.fingerprint(name) for name in ("medium", "reference")}
     assert {r.name: r.fingerprint for r in listed.stages} == expected
-    assert (listed.task, listed.best) == ("tiny", "committee")
+    assert (listed.task, listed.best) == ("tiny", "reference")
 
 
 def test_replies_and_the_listing_say_what_the_replicas_have_loaded_and_run(tier: Tier) -> None:
-    expected = {name: f"{tier.manifest.fingerprint(name)}/{EXECUTION}" for name in ("medium", "committee")}
+    expected = {name: f"{tier.manifest.fingerprint(name)}/{EXECUTION}" for name in ("medium", "reference")}
     listed = msgspec.json.decode(tier.get(STAGES_PATH), type=StageList)
     assert {r.name: r.ran for r in listed.stages} == expected
     for body in IMAGES:
-        best = tier.infer(body, EscalationRequest(variant="committee"))
+        best = tier.infer(body, EscalationRequest(variant="reference"))
         accepted, passed = tier.infer(body, asked(Score.TOP1, 0.0)), tier.infer(body, asked(Score.TOP1, 1.0))
-        assert (best.fingerprint, accepted.fingerprint) == (expected["committee"], expected["medium"])
+        assert (best.fingerprint, accepted.fingerprint) == (expected["reference"], expected["medium"])
         assert passed.passed_over is not None
-        assert (passed.fingerprint, passed.passed_over.fingerprint) == (expected["committee"], expected["medium"])
+        assert (passed.fingerprint, passed.passed_over.fingerprint) == (expected["reference"], expected["medium"])
 
 
 def test_a_dead_parent_takes_the_tier_with_it(tier: Tier) -> None:

@@ -37,12 +37,12 @@ def test_a_directory_of_images_becomes_a_profile_that_a_policy_can_use(tmp_path:
     except ArtifactError as error:
         pytest.skip(f"the cascade is not built: {error}")
     out, bodies = tmp_path / "mine.json", [encoded(seed=i) for i in range(100)]
-    into_class_folders(bodies, answers_of("imagenet", "committee", bodies, cache_dir(None)), tmp_path / "images")
+    into_class_folders(bodies, answers_of("imagenet", "reference", bodies, cache_dir(None)), tmp_path / "images")
     ran = invoke("calibrate", "--data", str(tmp_path / "images"), "--out", str(out), "--edge", "squeezenet1_1_int8")
     assert ran.exit_code == 0, ran.stderr
     profile = load_profile(out)
     assert (profile.data.profile, profile.data.certify, profile.data.held_out) == (20, 50, 30)
-    policy = Policy(profile, "squeezenet1_1_int8", "committee")
+    policy = Policy(profile, "squeezenet1_1_int8", "reference")
     assert policy.route(Quality.BEST).direct
     held_out = json.loads((tmp_path / "held_out.json").read_text())
     assert held_out["data_sha256"] == profile.data.sha256

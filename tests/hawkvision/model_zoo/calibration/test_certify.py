@@ -47,7 +47,7 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def truth(cache: Path) -> dict[str, int]:
     """The class of each image: what the reference stage says of it, which is therefore always right."""
-    answers = answers_of("cifar10", "committee", BODIES, cache)
+    answers = answers_of("cifar10", "reference", BODIES, cache)
     return {f"{number:03}.jpg": answer for number, answer in enumerate(answers)}
 
 
@@ -68,7 +68,7 @@ def written(path: Path, labels: dict[str, int]) -> Path:
 
 def certify(data: Path, cache: Path, out: Path, **options: object) -> Policy:
     certify_site("cifar10", data, out, models=models_dir(), cache=cache, now=NOW, **options)  # type: ignore[arg-type]
-    return Policy(load_profile(PROFILE), "tiny", "committee", site=load_site(out))
+    return Policy(load_profile(PROFILE), "tiny", "reference", site=load_site(out))
 
 
 def test_a_sites_certificates_are_taken_by_a_policy_and_say_whence_they_are(
@@ -94,7 +94,7 @@ def test_without_labels_agreement_is_certified_and_no_absolute_accuracy(
 def test_agreement_bounds_the_drop_that_labels_show(site: Path, flat: Path, cache: Path, tmp_path: Path) -> None:
     certify(site, cache, tmp_path / "a.json")
     certify(flat, cache, tmp_path / "b.json", labelled=False)
-    labelled, agreeing = (load_site(tmp_path / f"{name}.json").pair("tiny", "committee") for name in "ab")
+    labelled, agreeing = (load_site(tmp_path / f"{name}.json").pair("tiny", "reference") for name in "ab")
     assert labelled.conditions[0].fast.observed_drop <= agreeing.conditions[0].fast.observed_drop
 
 
@@ -133,7 +133,7 @@ def test_labels_of_the_listed_images_certify_what_labels_of_all_do(
     for _ in range(3):
         ran = invoke("certify", "--data", str(flat), *again, *words)
         assert ran.exit_code == 0, ran.output
-        assert "committee is right on 100.0% of 30 images drawn at random" in ran.stdout
+        assert "reference is right on 100.0% of 30 images drawn at random" in ran.stdout
         listed = rows_of(first)
         assert all(row["answer_1"] != row["answer_2"] for row in listed)
         labels |= {row["file"]: truth[row["file"]] for row in listed}
@@ -156,7 +156,7 @@ def test_labels_that_are_wrong_are_refused_and_hard_images_want_a_second_look(
     names = sorted(set(truth.values()))
     other = dict(zip(names, [*names[1:], names[0]], strict=True))
     swapped = written(tmp_path / "swapped.csv", {name: other[label] for name, label in truth.items()})
-    with pytest.raises(ConfigError, match=r"committee is right on 0.0%"):
+    with pytest.raises(ConfigError, match=r"reference is right on 0.0%"):
         certify(flat, cache, tmp_path / "site.json", labels=swapped)
     third = {name: other[label] if i % 3 == 0 else label for i, (name, label) in enumerate(truth.items())}
     hard = written(tmp_path / "hard.csv", third)
@@ -212,4 +212,4 @@ def test_the_command_prints_what_was_certified_and_where_it_lies(site: Path, cac
     ran = invoke("certify", "--task", "cifar10", *words)
     assert ran.exit_code == 0, ran.output
     assert "certified on 80 images" in ran.stdout
-    assert load_site(out).pair("tiny", "committee").edge == "tiny"
+    assert load_site(out).pair("tiny", "reference").edge == "tiny"

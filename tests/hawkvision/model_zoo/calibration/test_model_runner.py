@@ -43,7 +43,7 @@ def looks_at(
     cache: Path,
     manifest: Manifest = MANIFEST,
     edge: tuple[str, ...] = ("tiny",),
-    datacenter: tuple[str, ...] = ("committee",),
+    datacenter: tuple[str, ...] = ("reference",),
     *,
     shrink: bool = True,
 ) -> CascadePredictions:
@@ -64,7 +64,7 @@ def test_datacenter_stages_run_on_images_as_sent_and_edge_stages_on_the_original
     sent = as_sent(CAMERA)
     assert all(probe(body).width == 32 for body in sent)
     looks, of_sent = looks_at(CAMERA, cache), looks_at(sent, cache)
-    assert logits(looks, "committee", Tier.DATACENTER) == logits(of_sent, "committee", Tier.DATACENTER)
+    assert logits(looks, "reference", Tier.DATACENTER) == logits(of_sent, "reference", Tier.DATACENTER)
     assert logits(looks, "tiny", Tier.EDGE) != logits(of_sent, "tiny", Tier.EDGE)
 
 
@@ -85,14 +85,14 @@ def test_small_images_are_sent_unchanged_and_run_once(cache: Path) -> None:
     assert all(sent is body for sent, body in zip(as_sent(SMALL), SMALL, strict=True))
     before = len(list(cache.glob("looks/**/*.npz")))
     looks_at(SMALL, cache)
-    members = {member.name for stage in ("tiny", "committee") for member in MANIFEST.members(stage)}
+    members = {member.name for stage in ("tiny", "reference") for member in MANIFEST.members(stage)}
     assert len(list(cache.glob("looks/**/*.npz"))) == before + len(members)
 
 
 def test_tensors_are_cached(cache: Path) -> None:
-    first = logits(looks_at(CAMERA, cache), "committee", Tier.DATACENTER)
+    first = logits(looks_at(CAMERA, cache), "reference", Tier.DATACENTER)
     written = {path: path.stat().st_mtime_ns for path in cache.glob("looks/**/*.npz")}
-    assert logits(looks_at(CAMERA, cache), "committee", Tier.DATACENTER) == first
+    assert logits(looks_at(CAMERA, cache), "reference", Tier.DATACENTER) == first
     assert {path: path.stat().st_mtime_ns for path in cache.glob("looks/**/*.npz")} == written
 
 
@@ -106,16 +106,16 @@ def test_an_ensemble_reuses_the_views_of_shared_members(cache: Path) -> None:
     for no other."""
     upright = Ensemble(name="upright", members=("small", "large"))
     manifest = msgspec.structs.replace(MANIFEST, ensembles=(*MANIFEST.ensembles, upright))
-    looks = looks_at(SMALL, cache, manifest, (), ("small", "large", "upright", "committee", "tiny"))
+    looks = looks_at(SMALL, cache, manifest, (), ("small", "large", "upright", "reference", "tiny"))
 
     def cost_ms(stage: str) -> float:
         return looks.cost_ms(stage, Tier.DATACENTER)
 
-    assert looks.reused_ms("upright", "committee") == pytest.approx(cost_ms("upright"), abs=1e-3)
-    assert cost_ms("committee") == pytest.approx(2.0 * cost_ms("upright"))
-    assert looks.reused_ms("large", "committee") == pytest.approx(cost_ms("large"), abs=1e-3)
-    assert looks.reused_ms("committee", "upright") == 0.0
-    assert looks.reused_ms("tiny", "committee") == 0.0
+    assert looks.reused_ms("upright", "reference") == pytest.approx(cost_ms("upright"), abs=1e-3)
+    assert cost_ms("reference") == pytest.approx(2.0 * cost_ms("upright"))
+    assert looks.reused_ms("large", "reference") == pytest.approx(cost_ms("large"), abs=1e-3)
+    assert looks.reused_ms("reference", "upright") == 0.0
+    assert looks.reused_ms("tiny", "reference") == 0.0
 
 
 def test_a_conditional_ensemble_is_served_as_it_was_certified_to_the_bit(cache: Path) -> None:
