@@ -21,7 +21,8 @@ out of gains, and T larger. Ordering by b − c alone is exact too, but rejects 
 earlier disagreements only, not on labels; if H0 is true the expected wealth never grows, so wealth K gives p = 1/K
 (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS-B 2024). It is weaker than the
 exact test but needs no independence: under H0 the expected loss of each image given those before it is at least ε. The
-stakes are tuned to n and the maximum of the wealth counts, so it tests one sample of a size that was fixed in advance.
+stakes are tuned to a size that was fixed in advance and the maximum of the wealth counts, so a sample that is still
+arriving may be tested again and again.
 Means of values in [0, 1] get intervals in the same way (`mean_interval`), with stakes from the values themselves.
 """
 
@@ -34,8 +35,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta as beta_distribution
-from scipy.stats import binom
+
+from hawkvision.guarantee.binomial import proportion_upper
 
 NUISANCE_BETA: Final = 0.004
 """Upper limit of the part of δ that is spent on the confidence interval of the discordance rate."""
@@ -78,7 +79,7 @@ def paired_exact_p(
     observed = float(_score(np.array([lost - gained]), np.array([discordant]), n, max_drop)[0])
     if observed >= 0.0:
         return 1.0
-    high = 1.0 if most == n else float(beta_distribution.ppf(1 - beta, most + 1, n - most))
+    high = proportion_upper(most, n, beta)
     # |E ℓ| ≤ q, so on the boundary of H0 no rate below max_drop is possible.
     rates = np.linspace(max_drop, max(high, max_drop), NUISANCE_POINTS)
     return min(1.0, float(_lower_tails(observed, n, rates, max_drop).max()) + beta)
@@ -102,6 +103,8 @@ def _score(difference: Numbers, discordant: Numbers, n: int, drop: float) -> Flo
 
 def _lower_tails(observed: float, n: int, rates: Floats, drop: float) -> Floats:
     """P(T ≤ observed) for an observed T < 0, discordance `rates` (m,) and E ℓ = drop, as a mixture over b + c."""
+    from scipy.stats import binom  # edge nodes, which bet, do without SciPy
+
     discordant, weights = _discordant(n, rates)
     loss_share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
     tails = binom.cdf(_most_lost(observed, discordant, n, drop), discordant, loss_share)
@@ -111,6 +114,8 @@ def _lower_tails(observed: float, n: int, rates: Floats, drop: float) -> Floats:
 
 def _discordant(n: int, rates: Floats) -> tuple[Numbers, Floats]:
     """The numbers of discordant images (k,) that matter at any of `rates` (m,), and their probabilities (m, k)."""
+    from scipy.stats import binom
+
     spread = TAIL_SIGMAS * np.sqrt(n * rates * (1 - rates) + 1) + 1
     first = max(0, math.floor((n * rates - spread).min()))
     last = min(n, math.ceil((n * rates + spread).max()))
@@ -136,33 +141,38 @@ PRECISION: Final = 1e-4
 """Of bounds that are found by bisection; they are rounded to the safe side."""
 
 
-def paired_betting_p(losses: Numbers, differing: Numbers, max_drop: float, delta: float = 0.05) -> float:
+def paired_betting_p(
+    losses: Numbers, differing: Numbers, max_drop: float, delta: float = 0.05, planned: int | None = None
+) -> float:
     """p-value of H0: E ℓ ≥ max_drop, from losses ℓ (n,) in [−1, 1] in an order that does not depend on them.
 
     `differing` (n,), in [0, 1], is what stakes may know of the images before: how far the stages' answers differ,
-    without labels. `delta` only tunes the stakes.
+    without labels. `delta` only tunes the stakes, as does `planned`, the number of images that there will be if these
+    are the first of them: then the p-value may be looked at after each image. None means that these are all.
 
     Raises:
         ValueError: if there are no losses, one lies outside of [−1, 1], or max_drop is not in (0, 1].
     """
     if not 0.0 < max_drop <= 1.0:
         raise ValueError(f"max_drop must lie in (0, 1], got {max_drop}")
-    values = _within(losses, -1.0)
-    return float(min(1.0, math.exp(-log_wealth(values, max_drop, delta, differing.astype(np.float64) ** 2))))
+    values, squares = _within(losses, -1.0), differing.astype(np.float64) ** 2
+    return float(min(1.0, math.exp(-log_wealth(values, max_drop, delta, squares, planned))))
 
 
-def log_wealth(values: Floats, mean: float | Floats, delta: float, squares: Floats) -> Floats:
+def log_wealth(
+    values: Floats, mean: float | Floats, delta: float, squares: Floats, planned: int | None = None
+) -> Floats:
     """The logarithm of the largest wealth of a bet against E x ≥ mean, for each of several samples (..., n) of x ≤ 1.
 
     Stakes are the predictable plug-in of the source above (its equation 26), of the `squares` (..., n) of images
-    before; `mean` is (..., 1).
+    before; `mean` is (..., 1), and `planned` as in `paired_betting_p`.
     """
     n = values.shape[-1]
     spread = (0.25 + np.cumsum(squares, axis=-1)) / np.arange(2, n + 2)
     past = np.concatenate([np.full((*spread.shape[:-1], 1), 0.25), spread[..., :-1]], axis=-1)
     # One image loses at most stake · (1 − mean), which is 0 for a mean of 1.
     ceiling = LARGEST_STAKE / np.maximum(1.0 - mean, 1e-12)
-    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / (n * past)), ceiling)
+    stake = np.minimum(np.sqrt(2.0 * math.log(1.0 / delta) / ((planned or n) * past)), ceiling)
     wealth: Floats = np.cumsum(np.log1p(stake * (mean - values)), axis=-1).max(axis=-1)
     return wealth
 
@@ -194,9 +204,9 @@ def mean_interval(values: Floats, delta: float = 0.05) -> tuple[float, float]:
     return 1.0 - mean_upper_bound(1.0 - values, delta / 2), mean_upper_bound(values, delta / 2)
 
 
-def mean_drop_upper_bound(losses: Floats, differing: Floats, delta: float) -> float:
+def mean_drop_upper_bound(losses: Floats, differing: Floats, delta: float, planned: int | None = None) -> float:
     """The smallest ε that a single threshold certifies by betting; the arguments are those of `paired_betting_p`."""
-    return _least(lambda drop: paired_betting_p(losses, differing, drop, delta) <= delta)
+    return _least(lambda drop: paired_betting_p(losses, differing, drop, delta, planned) <= delta)
 
 
 def drop_upper_bound(lost: int, gained: int, n: int, delta: float = 0.05, differing: int | None = None) -> float:
@@ -211,10 +221,3 @@ def _least(passes: Callable[[float], bool]) -> float:
         intermediate = (low + high) / 2
         low, high = (low, intermediate) if passes(intermediate) else (intermediate, high)
     return high
-
-
-def clopper_pearson(successes: int, n: int, delta: float = 0.05) -> tuple[float, float]:
-    """The exact two-sided interval of a proportion, at confidence 1 - delta (Clopper and Pearson, 1934)."""
-    low = 0.0 if successes == 0 else float(beta_distribution.ppf(delta / 2, successes, n - successes + 1))
-    high = 1.0 if successes == n else float(beta_distribution.ppf(1 - delta / 2, successes + 1, n - successes))
-    return low, high

@@ -77,7 +77,7 @@ def certified_steps(
     for step in sweep(evidence, path[1:]):
         counts = (step.lost, step.gained, step.differing)
         # Equal counts are equal evidence, except for betting, which depends on their order too.
-        if counts != last_counts or not evidence.binary:
+        if counts != last_counts or not evidence.exact:
             last_counts, passed = counts, _p_value(evidence, step, max_drop, delta) <= delta
         if not passed:
             break
@@ -99,18 +99,18 @@ def check_path(path: Sequence[Thresholds]) -> None:
 
 
 def _p_value(evidence: Evidence, step: ThresholdStep, max_drop: float, delta: float) -> float:
-    if evidence.binary:
+    if evidence.exact:
         return paired_exact_p(
             int(step.lost), int(step.gained), len(evidence), max_drop, nuisance_beta(delta), _differing(step)
         )
-    return paired_betting_p(*_bets(evidence, step), max_drop, delta)
+    return paired_betting_p(*_bets(evidence, step), max_drop, delta, evidence.planned)
 
 
 def drop_bound(evidence: Evidence, step: ThresholdStep, delta: float) -> float:
     """The smallest ε that the test certifies for one step alone: an upper confidence bound on its drop."""
-    if evidence.binary:
+    if evidence.exact:
         return drop_upper_bound(int(step.lost), int(step.gained), len(evidence), delta, _differing(step))
-    return mean_drop_upper_bound(*_bets(evidence, step), delta)
+    return mean_drop_upper_bound(*_bets(evidence, step), delta, evidence.planned)
 
 
 def _differing(step: ThresholdStep) -> int:

@@ -46,6 +46,8 @@ class Evidence:
     intermediate: StageEvidence | None = None
     binary: bool = True
     """Whether every loss and disagreement is always 0 or 1 (`TaskKind.binary`)."""
+    planned: int | None = None
+    """How many images there will be, if these are the first of them; None if they were fixed beforehand."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.reference_losses)}
@@ -67,6 +69,11 @@ class Evidence:
     def stages(self) -> tuple[StageEvidence, ...]:
         """The stages below the reference stage."""
         return (self.edge,) if self.intermediate is None else (self.edge, self.intermediate)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the exact test applies: to losses of 0 or 1 of images that were fixed beforehand."""
+        return self.binary and self.planned is None
 
     @property
     def labelled(self) -> Flags:

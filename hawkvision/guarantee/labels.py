@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.stats import binom
 
+from hawkvision.guarantee.binomial import at_least, at_most, best_assignment
 from hawkvision.guarantee.bounds import log_wealth
 from hawkvision.guarantee.certificate import certified_steps
 from hawkvision.guarantee.evidence import Evidence, Flags, StageEvidence, Thresholds, ThresholdStep, disagreements
@@ -105,7 +104,7 @@ def worse(losses: Floats, reference_losses: Floats, *, binary: bool) -> bool:
     if not binary:
         return bool(log_wealth(more, 0.0, LEVEL, more**2) >= math.log(1.0 / LEVEL))
     better, differing = int((more > 0).sum()), int((more != 0).sum())
-    return differing > 0 and bool(binom.cdf(better, differing, 0.5) <= LEVEL)
+    return differing > 0 and at_most(better, differing, 0.5) <= LEVEL
 
 
 def chance_rate(labels: Classes, answers: Classes) -> float | None:
@@ -118,7 +117,7 @@ def chance_rate(labels: Classes, answers: Classes) -> float | None:
     shares = [np.bincount(each, minlength=classes) / n for each in (labels, answers)]
     chance = float(shares[0] @ shares[1])
     largest = (n * float(shares[0].max()) + 1) / (n + 2)
-    doubtful = binom.sf(right - 1, n, chance) > LEVEL and (right < n / 2 or binom.cdf(right, n, largest) <= LEVEL)
+    doubtful = at_least(right, n, chance) > LEVEL and (right < n / 2 or at_most(right, n, largest) <= LEVEL)
     return chance if doubtful else None
 
 
@@ -137,7 +136,7 @@ def better_explanation(labels: Classes, answers: Classes, classes: int) -> tuple
     # Fitted on every other image, and tested on those between.
     confusion = np.diag(np.full(size, 0.5))
     np.add.at(confusion, (answer[::2], label[::2]), 1.0)
-    named = linear_sum_assignment(confusion, maximize=True)[1][answer]
+    named = best_assignment(confusion)[answer]
     won, lost = (named == label) & (answer != label), (named != label) & (answer == label)
     if _oftener(int(won[1::2].sum()), int(lost[1::2].sum()), tried=1):
         return "exchanged between some classes", float((named == label).mean())
@@ -145,4 +144,4 @@ def better_explanation(labels: Classes, answers: Classes, classes: int) -> tuple
 
 
 def _oftener(won: int, lost: int, tried: int) -> bool:
-    return won > lost and bool(binom.sf(won - 1, won + lost, 0.5) * tried <= LEVEL)
+    return won > lost and at_least(won, won + lost, 0.5) * tried <= LEVEL

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.guarantee.bounds import clopper_pearson, mean_interval
+from hawkvision.guarantee.binomial import clopper_pearson
+from hawkvision.guarantee.bounds import mean_interval
 from hawkvision.guarantee.evidence import Evidence, StageEvidence
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.class_scores import Floats

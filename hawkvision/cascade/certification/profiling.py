@@ -1,6 +1,6 @@
 """Making a profile: from the stages' predictions to temperatures, accuracies and certificates.
 
-It needs SciPy, whose import takes over a second; `profile` does without, so that edge nodes start quickly.
+Fitting and the exact test need SciPy. An edge node, which lacks it, certifies by betting alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from hawkvision.cascade.certification.threshold_order import (
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
-from hawkvision.guarantee.bounds import clopper_pearson, mean_upper_bound
+from hawkvision.guarantee.binomial import clopper_pearson
+from hawkvision.guarantee.bounds import mean_upper_bound
 from hawkvision.guarantee.certificate import certify, drop_bound, least_drop
 from hawkvision.guarantee.evidence import (
     Evidence,

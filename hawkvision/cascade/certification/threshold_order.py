@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-from scipy.optimize import isotonic_regression, minimize
-from scipy.special import expit
 
 from hawkvision.guarantee.evidence import (
     Evidence,
@@ -60,6 +58,8 @@ class Curve:
 
 def smooth(scores: Floats, values: Floats) -> Floats:
     """Isotonic regression: for every image (n,) the expectation of its value given its score, falling with it."""
+    from scipy.optimize import isotonic_regression  # edge nodes follow orders and do without SciPy
+
     # Equal scores get one value, whatever the order of their images.
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     means = np.bincount(place, weights=values) / count
@@ -73,6 +73,9 @@ def disagreement_risk(scores: Floats, disagreements: Floats) -> Floats:
     Unlike `smooth` it extrapolates to scores above the last observed difference. A Gaussian prior of variance 1 on the
     slope (of standardised logits) keeps it finite if one score separates the classes.
     """
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
     clipped = np.clip(scores, LEAST_SCORE, 1.0 - LEAST_SCORE)
     logits = np.log(clipped) - np.log1p(-clipped)
     spread = float(logits.std())

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind, Truth
@@ -34,6 +33,8 @@ def fit_temperature(
     Raises:
         ValueError: if there are not as many images as truths, or none.
     """
+    from scipy.optimize import minimize_scalar  # edge nodes, which calibrate nothing, do without SciPy
+
     if len(raw) != len(truths) or len(raw) == 0:
         raise ValueError(f"expected as many images as truths, at least 1; got {len(raw)} and {len(truths)}")
     if kind.negative_log_likelihood(raw, truths, 1.0) is None:

@@ -26,7 +26,8 @@ from hawkvision.cascade.certification.profiling import (
     rounded_path,
 )
 from hawkvision.cascade.certification.threshold_order import Costs
-from hawkvision.guarantee.bounds import clopper_pearson, drop_upper_bound, paired_exact_p
+from hawkvision.guarantee.binomial import clopper_pearson
+from hawkvision.guarantee.bounds import drop_upper_bound, paired_exact_p
 from hawkvision.guarantee.certificate import check_path
 from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, Thresholds, sweep
 from hawkvision.tasks.class_scores import Score, score, softmax
