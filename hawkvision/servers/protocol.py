@@ -84,6 +84,10 @@ class Gate(Protocol):
         ...
 
 
+class _NothingMore(Exception):
+    """The connection was answered for the last time."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. `bounded` binds the class to the registry of a server."""
 
@@ -173,6 +177,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as offer:
             read = offer.args[0]
         except httptools.HttpParserError as error:
+            if self._closed_for_reading:  # `_skip` stopped the parser
+                return
             ours = error.__context__
             self._refuse(ours if isinstance(ours, HawkVisionError) else BadField(f"not an HTTP/1.1 request: {error}"))
             return
@@ -283,7 +289,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         if not self.parser.should_keep_alive():
             self._close_with(response)
-            return
+            raise _NothingMore
         self._in_body = self._skipping = True
         self._drained_bytes = 0
         self.transport.write(response)
