@@ -38,6 +38,8 @@ from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
 WAITING_PER_CONNECTION: Final = 4
 """Escalations that may wait for each connection; a further one fails at once, because it would wait even longer."""
+OVERLOADED_S: Final = 0.25
+"""How long a refusal tells that the datacenter has no time either."""
 UNMEASURED_MS: Final = 40.0
 """Round trip that `/v1/targets` shows before the first is measured; no decision depends on it."""
 
@@ -128,6 +130,11 @@ class DatacenterClient:
     def idle(self) -> bool:
         """Whether the link is up and a connection is free, so that a new request delays no other."""
         return self.up and self._pending + self._selector.http.draining < self._connections
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether the datacenter has refused an image for overload within the last `OVERLOADED_S`."""
+        return self._clock.now() - self._exchanges.overloaded_at < OVERLOADED_S
 
     @property
     def loss(self) -> float | None:

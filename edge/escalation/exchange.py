@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -54,6 +55,8 @@ class Exchanges:
         """
         self.key_refused: str | None = None
         """Why the datacenter refuses our key; None as long as it accepts it."""
+        self.overloaded_at = -math.inf
+        """When the datacenter last refused an image because it was overloaded."""
         self._url = url
         self._selector = selector
         self._kind = kind
@@ -193,6 +196,8 @@ class Exchanges:
             carrier.breaker.times.given_up(sent, (now - sent.sent) * 1e3, now, probe=escalation.probe)
         elif status in (errors.Overloaded.status, errors.TooLarge.status):
             carrier.breaker.replied(sent.sent)
+            if status == errors.Overloaded.status:
+                self.overloaded_at = self._clock.now()
         else:
             self._record_failure(carrier)
         return EscalationFailed(f"{self._url} refused with HTTP {status}: {said[:200]}")

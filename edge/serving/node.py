@@ -91,7 +91,7 @@ class EdgeNode:
 
     def may_ask_datacenter(self, asked: RequestFields) -> bool:
         """Whether a request may be answered although the edge has no time for it."""
-        return self.datacenter is not None and asked.target is not Quality.FAST
+        return self.datacenter is not None and not self.datacenter.overloaded and asked.target is not Quality.FAST
 
     async def infer(self, request: ImageRequest, *, declined_before: bool = False) -> Answer:
         """Answer one image.

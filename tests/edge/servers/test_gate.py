@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from edge.serving.node import EdgeNode
 from hawkvision.core.types import Quality
 from tests.edge.bench import SURE, bench, run
+from tests.edge.peer import Peer
 from tests.edge.tasks.test_tasks import served
 from tests.images import encoded
 from tests.waiting import until
@@ -78,9 +80,10 @@ def test_what_would_be_late_is_refused_and_the_connection_goes_on(sent: tuple[by
     assert node.metrics.registry.get_sample_value("hawkvision_shed_total", labels) in (None, 1.0)
 
 
-def test_who_closes_gets_the_refusal_and_the_end() -> None:
-    found, _ = busy_replies(request(HURRIED, encoded(), "Connection: close"))
+def test_who_closes_gets_the_refusal_and_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    found, _ = busy_replies(request(HURRIED, encoded(), "Connection: close") + HEALTH)
     assert [status for status, _, _ in found] == [429]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize(
@@ -105,3 +108,24 @@ def test_an_idle_node_answers_whatever_the_estimate_says() -> None:
             return await asyncio.to_thread(exchange, port, sent, sent)
 
     assert [status for status, _, _ in run(scenario)] == [200, 200]
+
+
+def test_while_both_tiers_are_full_requests_for_the_datacenter_are_refused_at_once(peer: Peer) -> None:
+    best = request("/v1/classify?quality=best&deadline_ms=1500", encoded(), "Connection: close")
+    peer.status = 429
+
+    async def scenario() -> list[tuple[int, int]]:
+        async with bench(peer, SURE) as it, served(it) as (_, port):
+            queued = await it.occupy(5)
+            assert it.node.datacenter is not None
+            memory, found = it.node.datacenter._exchanges, []
+            for refused_at in (-math.inf, it.clock.now() + 60.0, -math.inf):
+                memory.overloaded_at = refused_at
+                ((status, _, _),) = await asyncio.to_thread(exchange, port, best)
+                found.append((status, len(peer.bodies)))
+            assert it.node.datacenter.overloaded
+            it.backend.gate.set()
+            await asyncio.gather(*queued)
+            return found
+
+    assert run(scenario) == [(429, 1), (429, 1), (429, 2)], "asked, left alone after a refusal, and asked again"
