@@ -26,8 +26,9 @@ from edge.inference.warm_up import look_at_samples, warm_up
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certificate_reload import Certification, load_certification, stage_of
+from edge.monitoring.evidence_log import EvidenceLog
 from edge.monitoring.served_versions import ServedVersions
-from edge.monitoring.state_opening import open_state
+from edge.monitoring.state_opening import open_evidence, open_state
 from edge.monitoring.streams import Streams
 from edge.serving.context import EdgeExecutor, ServingContext
 from edge.serving.guarantees import Guarantees
@@ -163,8 +164,12 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
             config.task, config.max_streams, config.audit_share, metrics, state, clock, draws, policy.profiles
         )
         executor = EdgeExecutor(config.task, stage.name, pool, limits, clock, metrics, config.max_pixels)
-        context = make_context(config, components, executor, datacenter, streams, clock, metrics)
         baseline = components.baseline
+        evidence = None
+        if baseline is None and datacenter is not None:  # else there is nothing to certify, or to compare with
+            evidence = open_evidence(config, state, metrics)
+            opened.push_async_callback(evidence.close)
+        context = make_context(config, components, executor, datacenter, streams, clock, metrics, evidence)
         node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
         opened.pop_all()  # the node closes them from here on
     return node
@@ -178,6 +183,7 @@ def make_context(
     streams: Streams,
     clock: Clock,
     metrics: EdgeMetrics,
+    evidence: EvidenceLog | None = None,
 ) -> ServingContext:
     """What requests share.
 
@@ -189,14 +195,16 @@ def make_context(
         streams: of the callers.
         clock: for deadlines and timings.
         metrics: where to count.
+        evidence: where audits are kept; closed with the auditor.
     """
     certification, best = components.certification, components.best
     policy, intermediate = certification.policy, certification.policy.pair.intermediate
     url = None if datacenter is None else datacenter.url
     served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
+    guarantees = Guarantees(components.stage, policy, best, served, streams)
     auditor = Auditor(
         config.task, components.stage.kind, best, datacenter, metrics, streams.monitor, DATACENTER_TIMEOUT_S,
-        partial(served.serves, best), served.certified,
+        partial(served.serves, best), served.certified, components.stage.name, evidence, guarantees.versions,
     )  # fmt: skip
     return ServingContext(
         task=config.task,
@@ -205,7 +213,7 @@ def make_context(
         executor=executor,
         datacenter=datacenter,
         datacenter_timeout_s=DATACENTER_TIMEOUT_S,
-        guarantees=Guarantees(components.stage, policy, best, served, streams),
+        guarantees=guarantees,
         auditor=auditor,
     )
 

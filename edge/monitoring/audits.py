@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge.escalation.transport import Escalation
+from edge.monitoring.evidence_log import EvidenceLog
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
@@ -56,7 +57,9 @@ POLL_S: Final = 0.1
 class StageScore(NamedTuple):
     """One stage's score of an image, and its prediction."""
 
-    claims: Claims
+    stage: str
+    claims: Claims | None
+    """What its audits watch; None where nothing is certified."""
     score: float
     answered: Prediction
 
@@ -69,6 +72,10 @@ class _Audit:
     scores: Sequence[StageScore]
     body: bytes
     trace: TraceContext
+    versions: str
+    """Of the stages when it was drawn."""
+    row: int | None
+    """In the evidence; None if it is none."""
 
 
 class Auditor:
@@ -85,6 +92,9 @@ class Auditor:
         timeout_s: float,
         comparable: Callable[[], bool],
         certified: Callable[[EscalationReply], bool],
+        stage: str,
+        evidence: EvidenceLog | None,
+        versions: Callable[[], str],
     ) -> None:
         """Prepare.
 
@@ -98,7 +108,13 @@ class Auditor:
             timeout_s: longest wait for an audit, if it is less than `MAX_WAIT_S`.
             comparable: whether the datacenter runs the certified reference stage, as far as it says.
             certified: whether a reply was computed by the reference stage as certified.
+            stage: the edge stage whose audits are evidence.
+            evidence: where they are kept; None keeps none, and audits only what is certified.
+            versions: of the stages, and of what their scores depend on.
         """
+        self._stage = stage
+        self.evidence = evidence
+        self._versions = versions
         self._comparable = comparable
         self._certified = certified
         self._task = task
@@ -137,12 +153,21 @@ class Auditor:
             trace: the request's span; an audit is a child.
             reference: the prediction of the reference stage, if it has answered already.
         """
+        if self.evidence is None and all(scored.claims is None for scored in scores):
+            return
         due = self._monitor.draw(watched)
         if due is None:
             return
-        audit = _Audit(due, scores, body, trace)
+        versions, scored = self._versions(), scores[0]
+        row = None
+        if self.evidence is not None and scored.stage == self._stage:
+            stream = due.streams[0].key if due.streams else b""
+            answer = self._kind.encode_compared(scored.answered)
+            row = self.evidence.draw(due.u, stream, versions, body, scored.score, answer)
+        audit = _Audit(due, scores, body, trace, versions, row)
         if due.settled:  # too many wait
             self._count("missed")
+            self._keep(audit, None, 1.0)
         elif reference is not None:
             self._found(audit, reference)
         elif self._datacenter is None or (self._held_bytes and self._held_bytes + len(body) > MOST_BYTES):
@@ -161,6 +186,8 @@ class Auditor:
         await asyncio.gather(*self._workers, return_exceptions=True)
         for _ in range(self.pending):
             self._count("missed")
+        if self.evidence is not None:
+            await self.evidence.close()
 
     async def _work(self, datacenter: DatacenterClient) -> None:
         """Make audits, one after the other."""
@@ -212,16 +239,28 @@ class Auditor:
         return reply.prediction if reply.whole and self._certified(reply) else None
 
     def _found(self, audit: _Audit, reference: Prediction) -> None:
+        differing = [self._kind.disagreement(scored.answered, reference) for scored in audit.scores]
         outcomes = [
-            (scored.claims, scored.score, self._kind.disagreement(scored.answered, reference))
-            for scored in audit.scores
+            (scored.claims, scored.score, disagreement)
+            for scored, disagreement in zip(audit.scores, differing, strict=True)
+            if scored.claims is not None
         ]
-        self._count("differ" if any(disagreement for _, _, disagreement in outcomes) else "agree")
+        self._count("differ" if any(differing) else "agree")
         self._monitor.settle(audit.due, outcomes)
+        self._keep(audit, reference, differing[0])
 
     def _missed(self, audit: _Audit, *, refused: bool = False) -> None:
         self._count("missed")
         self._monitor.settle(audit.due, None, refused=refused)
+        self._keep(audit, None, 1.0)
+
+    def _keep(self, audit: _Audit, reference: Prediction | None, disagreement: float) -> None:
+        """Keep the outcome as evidence; one by other versions than those that it was drawn for is missing."""
+        if audit.row is None or self.evidence is None:
+            return
+        known = reference is not None and audit.versions == self._versions()
+        answer = self._kind.encode_compared(reference) if known and reference is not None else None
+        self.evidence.settle(audit.row, audit.body, answer, disagreement)
 
     def _count(self, outcome: str) -> None:
         self._metrics.audits.labels(self._task, outcome).inc()

@@ -1,10 +1,12 @@
-"""Opens the state file that a configuration names, or its default."""
+"""Opens the state file that a configuration names, or its default, and the evidence beside it."""
 
 from __future__ import annotations
 
 import logging
+import sqlite3
 from pathlib import Path
 
+from edge.monitoring.evidence_log import EvidenceLog
 from edge.monitoring.state_store import StateError, StateFile
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
@@ -40,6 +42,21 @@ def open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
         failures.inc()
         log.error("state_file %s: is read, but cannot be written: %s", path, state.unwritable)
     return state
+
+
+def open_evidence(config: EdgeConfig, state: StateFile | None, metrics: EdgeMetrics) -> EvidenceLog:
+    """The evidence of audits, beside the state file; in memory where there is none, or it cannot be written."""
+    most_bytes, most_days = config.review_max_bytes, config.review_max_days
+    path = None if state is None or state.unwritable is not None else Path(f"{state.path}.audits")
+    if path is not None:
+        try:
+            return EvidenceLog(path, config.audit_share, most_bytes=most_bytes, most_days=most_days)
+        except (OSError, sqlite3.Error) as error:
+            metrics.state_failures.labels(config.task, "open").inc()
+            log.error("%s: serving without the evidence of earlier audits: %s", path, error)
+    if most_bytes and most_days:
+        log.error("no images are kept for review: there is no state_file that can be written")
+    return EvidenceLog(None, config.audit_share)
 
 
 def _default_file(config: EdgeConfig) -> Path | None:

@@ -62,7 +62,7 @@ class StateFile:
             ConfigError: if its folder is missing, or it is used by another node or of another kind.
             StateError: if it can neither be written nor read, is corrupt, or has another version.
         """
-        self._path = path
+        self.path = path
         self._turn = threading.Lock()
         self._written = 0
         self.unwritable: str | None = None
@@ -81,29 +81,29 @@ class StateFile:
             raise
 
     def _open(self) -> None:
-        self._opened.callback(os.close, _lock(self._path))
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
+        self._opened.callback(os.close, _lock(self.path))
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
         self._connection = self._connected("")
-        _prepare(self._connection, self._path)
+        _prepare(self._connection, self.path)
         (self._written,) = self._connection.execute("SELECT coalesce(max(written), 0) FROM states").fetchone()
 
     def _open_for_reading(self) -> None:
         """Read the file without writing anything beside it. Its write-ahead log is not read."""
         try:
             self._connection = self._connected("?mode=ro&immutable=1")
-            if not _check(self._connection, self._path):
-                raise StateError(f"state_file {self._path}: cannot be used: {self.unwritable}")
+            if not _check(self._connection, self.path):
+                raise StateError(f"state_file {self.path}: cannot be used: {self.unwritable}")
             if _pragma(self._connection, "user_version") != SCHEMA_VERSION:
-                raise StateError(f"state_file {self._path}: is of an older version, and {self.unwritable}")
+                raise StateError(f"state_file {self.path}: is of an older version, and {self.unwritable}")
         except (sqlite3.Error, OSError):
             self._opened.close()
-            raise StateError(f"state_file {self._path}: cannot be used: {self.unwritable}") from None
+            raise StateError(f"state_file {self.path}: cannot be used: {self.unwritable}") from None
         except BaseException:
             self._opened.close()
             raise
 
     def _connected(self, options: str) -> sqlite3.Connection:
-        where = f"{self._path.absolute().as_uri()}{options}"
+        where = f"{self.path.absolute().as_uri()}{options}"
         connection = sqlite3.connect(where, uri=True, isolation_level=None, check_same_thread=False)
         self._opened.callback(connection.close)
         return connection

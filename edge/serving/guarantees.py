@@ -15,6 +15,7 @@ from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import AccuracyGuarantee, StatusReason, Tier
 from hawkvision.guarantee.monitor import Watched
 from hawkvision.models.fingerprints import parts_of
+from hawkvision.system.files import sha256_of
 
 
 class Guarantees:
@@ -74,6 +75,12 @@ class Guarantees:
         self._streams.monitor.adopt(found.policy.profiles)
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
+
+    def versions(self) -> str:
+        """Of the stages that are compared, and of what the scores of the edge stage depend on."""
+        pair, stages = self.policy.pair, self.served.versions.stages
+        parts = (stages.get(pair.edge), stages.get(pair.best), self.stage.temperature, pair.score)
+        return sha256_of(f"{parts} {self.policy.shrinks_images}".encode())[:32]
 
     def watched(self, route: Route, stream: str | None, caller: str = "") -> Watched:
         """A request's streams; none where no certificate stands behind it, or one for other versions."""

@@ -15,7 +15,17 @@ from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.trace_context import random_hex
-from hawkvision.core.types import Answer, DegradedReason, Prediction, Reason, Received, StatusReason, Tier, Timing
+from hawkvision.core.types import (
+    WHOLE,
+    Answer,
+    DegradedReason,
+    Prediction,
+    Reason,
+    Received,
+    StatusReason,
+    Tier,
+    Timing,
+)
 
 
 def score_of(image: RoutedImage, edge: EdgePrediction) -> float:
@@ -202,7 +212,7 @@ def report_reply(
     elif not by_reference and certified and reply.score is not None and image.route.intermediate is not None:
         between = reply.score, reply.prediction
     if between is not None and claims is not None:
-        scores = (*scores, StageScore(claims, *between))
+        scores = (*scores, StageScore(reply.model, claims, *between))
     _consider(context, image, scores, reply.prediction if by_reference and comparable else None)
 
 
@@ -212,11 +222,12 @@ def report_scored(context: ServingContext, image: RoutedImage, edge: EdgePredict
 
 
 def _stage_scores(image: RoutedImage, edge: EdgePrediction | None) -> tuple[StageScore, ...]:
-    """The edge's outcome for its log. A truncated ensemble has none, for it is another stage than the certified one."""
-    claims = image.watched.edge_claims
-    if claims is None or edge is None or edge.result.truncated:
+    """The edge's outcome for its log, and as evidence. A truncated ensemble has none, for it is another stage than the
+    certified one; nor has a part of an image.
+    """
+    if edge is None or edge.result.truncated or image.request.received != WHOLE:
         return ()
-    return (StageScore(claims, score_of(image, edge), edge.result.prediction),)
+    return (StageScore(edge.model, image.watched.edge_claims, edge.result.score, edge.result.prediction),)
 
 
 def _consider(
@@ -227,5 +238,5 @@ def _consider(
 ) -> None:
     """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
     request = image.request
-    if scores:
+    if scores and context.guarantees.edge_certified(image.route):
         context.auditor.consider(image.watched, scores, request.body, request.trace, reference=reference)

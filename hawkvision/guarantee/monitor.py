@@ -294,11 +294,13 @@ Outcome = tuple[Claims, float, float]
 class Due:
     """An audit that was drawn, until its outcome counts."""
 
-    __slots__ = ("at", "outcomes", "refused", "settled", "streams")
+    __slots__ = ("at", "outcomes", "refused", "settled", "streams", "u")
 
-    def __init__(self, streams: tuple[Stream, ...], at: float) -> None:
+    def __init__(self, streams: tuple[Stream, ...], at: float, u: float) -> None:
         self.streams = streams
-        """In whose logs it counts, innermost first."""
+        """In whose logs it counts, innermost first; none where nothing certified is watched."""
+        self.u = u
+        """The random number that it was drawn by."""
         self.at = at
         """When it was drawn."""
         self.settled = self.refused = False
@@ -452,22 +454,18 @@ class Monitor:
 
     def draw(self, watched: Watched) -> Due | None:
         """Draw whether to audit a request that a stage has scored. What is returned must be settled."""
-        inner = watched.logs[:-1]
-        if len(self._traffic) == TRAFFIC:
-            self._in_alarm -= _in_alarm(self._traffic[0])
-        self._traffic.append(inner)
-        self._in_alarm += _in_alarm(inner)
-        self._note_crowd()
+        if watched.logs:
+            self._count_traffic(watched.logs[:-1])
         if not self.audit_share:
             return None
-        u, share, counted = self._draw(), 0.0, []
+        u, share, counted = self._draw(), self.audit_share, []
         for stream in reversed(watched.logs):
             share = max(share, min(self.audit_share * stream.suspicion, max(self.audit_share, MOST_SHARE)))
             if u < share:
                 counted.append(stream)
-        if not counted:
+        if u >= share:
             return None
-        due = Due(tuple(reversed(counted)), self._clock())
+        due = Due(tuple(reversed(counted)), self._clock(), u)
         self._waiting.append(due)
         self.node_changed()
         if len(self._waiting) > MOST_WAITING:
@@ -475,6 +473,13 @@ class Monitor:
             due.settled = True
             self._count(due)
         return due
+
+    def _count_traffic(self, inner: tuple[Stream, ...]) -> None:
+        if len(self._traffic) == TRAFFIC:
+            self._in_alarm -= _in_alarm(self._traffic[0])
+        self._traffic.append(inner)
+        self._in_alarm += _in_alarm(inner)
+        self._note_crowd()
 
     def settle(self, due: Due, outcomes: Sequence[Outcome] | None, *, refused: bool = False) -> None:
         """Give the outcome of a due audit for each stage; None if it is missing.

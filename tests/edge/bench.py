@@ -21,6 +21,7 @@ from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certificate_reload import Certification, MakePolicy
+from edge.monitoring.evidence_log import EvidenceLog
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.streams import Streams
 from edge.serving.context import EdgeExecutor
@@ -150,6 +151,7 @@ async def bench(
     task: str = "digits",
     kind: TaskKind[Any] = TEN,
     tensors: Tensors | None = None,
+    evidence: Callable[[], EvidenceLog] | None = None,
 ) -> AsyncIterator[Bench]:
     """The node, under its own policy or a baseline's.
 
@@ -188,7 +190,8 @@ async def bench(
     streams = Streams(task, max_streams, audit_share, metrics, file, clock, draws, policy.profiles)
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)
-    context = make_context(settings, components, executor, datacenter, streams, clock, metrics)
+    kept = None if evidence is None else evidence()
+    context = make_context(settings, components, executor, datacenter, streams, clock, metrics, kept)
     node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
     try:
         yield Bench(node, backend, clock)

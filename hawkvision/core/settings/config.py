@@ -177,6 +177,12 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
     state_file: Annotated[Path | None, GUARANTEES(
         "SQLite file that keeps the state of streams across restarts. Default: one per task and address below "
         "`$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0.")] = None
+    review_max_bytes: Annotated[int, GUARANTEES(
+        "Bytes of the images that are kept for people to label (`/v1/review`): of audits in which the stages differ, "
+        "and of a few drawn at random. They lie beside `state_file`, for this user only; the oldest leave first. 0 "
+        "keeps none.", ge=0)] = 0
+    review_max_days: Annotated[float, GUARANTEES(
+        "Days after which such an image is deleted; 0 keeps none.", ge=0.0, le=365.0)] = 0.0
     max_streams: Annotated[Count, GUARANTEES(
         "Streams and callers kept in memory, 1 to 10 kB each; the least recently used makes room. As many more are "
         "kept that are suspended.")] = 4096

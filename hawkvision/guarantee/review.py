@@ -1,0 +1,55 @@
+"""Certificates from audits of live traffic: blocks, and what each of them may spend of δ.
+
+Audits arrive in an order that nobody chooses, and are cut into blocks of `BLOCK` by their number alone, before anybody
+labels one. A block is tested by betting (`bounds`), image by image in that order, with stakes that know scores and
+disagreements of earlier images only. So it may be tested after every image and after every label. The j-th block whose
+labels were opened since the last certificate has δ / 2^j: all of them together err with probability δ at most, and
+nobody can label until chance certifies.
+
+Rows whose random number u is at least the smallest share in use are left out (`uniform`). What remains is a uniform
+sample of all images that were scored, whatever the share was when each of them came.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hawkvision.guarantee.labels import RANDOM_IMAGES
+
+BLOCK: Final = 2048
+"""Audits. So many certify drops from 1 % on where stages differ on 2 % of what the edge answers."""
+STRATUM: Final = BLOCK // RANDOM_IMAGES
+"""Consecutive audits of which one is drawn for the check of labels."""
+
+
+def block_of(number: int) -> int:
+    """The block of an audit, by its number, which counts from 1."""
+    return (number - 1) // BLOCK
+
+
+def for_label_check(number: int) -> bool:
+    """Whether an audit is one of the `RANDOM_IMAGES` of its block whose labels are compared with the answers."""
+    stratum, place = divmod((number - 1) % BLOCK, STRATUM)
+    return stratum < RANDOM_IMAGES and place == _drawn(block_of(number), stratum)
+
+
+@functools.lru_cache(maxsize=1024)
+def _drawn(block: int, stratum: int) -> int:
+    return random.Random(f"{block} {stratum}").randrange(STRATUM)  # noqa: S311 - nobody gains by knowing it
+
+
+def share_of_delta(delta: float, place: int) -> float:
+    """The part of δ of the block in this place among those that were opened, from 1."""
+    return delta / 2.0**place
+
+
+def uniform(draws: Sequence[float], shares: Iterable[float]) -> NDArray[np.bool_]:
+    """Which audits (n,), drawn by these random numbers at these shares, are a uniform sample of all images."""
+    least = min(shares, default=1.0)
+    return np.asarray(draws, np.float64) < least
