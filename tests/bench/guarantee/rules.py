@@ -1,9 +1,24 @@
 """Rules that pick a threshold from a sample: the product's certificates and published alternatives.
 
-A rule gets the results of each threshold of a descending grid on n labelled images, and names the lowest threshold that
-it accepts for a drop of at most ε against the reference stage. Ours are the exact test of
-`hawkvision.guarantee.bounds` in fixed sequence. One pass here counts all thresholds, because studies call
-the rules ten thousand times.
+A rule gets the results of each threshold of a descending grid on n images, and names the lowest threshold that it
+accepts for a drop of at most ε against the reference stage. Ours is the exact test of `hawkvision.guarantee.bounds` in
+fixed sequence, with labels on any part of the images; the others need all labels. One pass here counts all thresholds,
+because studies call the rules ten thousand times.
+
+    ours                         a disagreement without a label counts as lost; where the stages agree, no label counts
+    plug-in                      the lowest threshold whose observed drop is within ε: no guarantee
+    SGR                          Geifman and El-Yaniv, NeurIPS 2017: binary search, binomial tail at δ / ⌈log₂ steps⌉.
+                                 Its selective risk is the error rate of the whole cascade, which may reach the
+                                 reference stage's true error + ε; that error is given to it
+    LTT                          learn then test (Angelopoulos et al. 2021): the same risk, Clopper-Pearson bounds,
+                                 fixed sequence at δ
+    conformal alignment          Huang et al., "Reliable Inference in Edge-Cloud Model Cascades via Conformal Alignment"
+                                 (arXiv 2510.17543): of the images that the edge answers, at most a share ε is lost
+                                 against the reference stage, in expectation. This holds on average over samples, not in
+                                 1 − δ of them, and gains do not count
+    MAPIE paired                 its Hoeffding-Bentkus p-values and fixed sequence on (ℓ + 1)/2 against (ε + 1)/2,
+                                 because its controllers take no signed loss
+    MAPIE losses                 the same library on 1{ℓ = +1} against ε, as a binary risk: gains do not count
 """
 
 from __future__ import annotations
@@ -37,11 +52,6 @@ class Pool:
     best_right: Flags
     differs: Flags
 
-    @property
-    def gap(self) -> float:
-        """How much more often the reference stage is right."""
-        return float(self.best_right.mean() - self.edge_right.mean())
-
     def __len__(self) -> int:
         return len(self.scores)
 
@@ -65,10 +75,6 @@ class Swept:
     gained: Counts
     differing: Counts
     accepted: Counts
-    places: NDArray[np.intp]
-    """(n,) the first threshold that accepts each image."""
-    losses: NDArray[np.int8]
-    """(n,) right_best − right_edge."""
     best_right: int
 
     @property
@@ -101,21 +107,20 @@ Rule = Callable[[Swept, Goal], int]
 """From a sample to the number of the threshold to keep; 0 escalates everything."""
 
 
-def sweep_grid(pool: Pool, grid: Floats) -> Swept:
-    """Count what every threshold of the grid does, all at once."""
+def sweep_grid(pool: Pool, grid: Floats, known: Flags | None = None) -> Swept:
+    """Count what every threshold of the grid does; `known` (n,): which images have a label, None for all."""
     places = np.searchsorted(-grid, -pool.scores, side="left")
+    labelled = np.ones(len(pool), np.bool_) if known is None else known
 
     def cumulated(flags: Flags) -> Counts:
         return np.bincount(places[flags], minlength=len(grid)).cumsum()
 
     return Swept(
         n=len(pool),
-        lost=cumulated(pool.best_right & ~pool.edge_right),
-        gained=cumulated(pool.edge_right & ~pool.best_right),
+        lost=cumulated(np.where(labelled, pool.best_right & ~pool.edge_right, pool.differs)),
+        gained=cumulated(pool.edge_right & ~pool.best_right & labelled),
         differing=cumulated(pool.differs),
         accepted=cumulated(np.ones(len(pool), np.bool_)),
-        places=places,
-        losses=pool.best_right.astype(np.int8) - pool.edge_right.astype(np.int8),
         best_right=int(pool.best_right.sum()),
     )
 
@@ -141,18 +146,9 @@ _exact_p = functools.lru_cache(maxsize=1 << 18)(paired_exact_p.__wrapped__)
 
 
 def exact(sample: Swept, goal: Goal) -> int:
-    """Fixed sequence with the paired exact test, and a label of every image."""
-    return _in_sequence(sample, goal, sample.lost, sample.gained)
-
-
-def unlabelled(sample: Swept, goal: Goal) -> int:
-    """The same without labels: every disagreement counts as lost."""
-    return _in_sequence(sample, goal, sample.differing, np.zeros_like(sample.gained))
-
-
-def _in_sequence(sample: Swept, goal: Goal, lost: Counts, gained: Counts) -> int:
+    """Fixed sequence with the paired exact test."""
     beta = nuisance_beta(goal.delta)
-    counts = zip(lost[1:].tolist(), gained[1:].tolist(), sample.differing[1:].tolist(), strict=True)
+    counts = zip(sample.lost[1:].tolist(), sample.gained[1:].tolist(), sample.differing[1:].tolist(), strict=True)
     return _before_first_failure(
         _exact_p(b, c, sample.n, goal.max_drop, beta, most) <= goal.delta for b, c, most in counts
     )
@@ -223,7 +219,6 @@ def _mapie(risks: Floats, n: int, level: float, delta: float, *, binary: bool) -
     return len(FWERFixedSequenceTesting(n_starts=1).run(p_values, delta))
 
 
-OURS: Final[dict[str, Rule]] = {"exact": exact, "unlabelled": unlabelled}
 OTHERS: Final[dict[str, Rule]] = {
     "plug-in": plug_in,
     "SGR": selective_risk,

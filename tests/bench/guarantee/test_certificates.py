@@ -1,4 +1,4 @@
-"""The study of certificates uses the product's rules, and detects a broken guarantee."""
+"""The study of certificates decides as the product does, and detects a broken guarantee."""
 
 from __future__ import annotations
 
@@ -11,73 +11,89 @@ import pytest
 from hawkvision.guarantee.bounds import paired_exact_p
 from hawkvision.guarantee.certificate import certify, drop_bound
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, Thresholds, sweep, threshold_grid, two_levels
-from tests.bench.cascade.certificates import make_pool, study
-from tests.bench.cascade.fractional_losses import ADVERSARIES, KINDS, draw, kept, of_kind, upper
-from tests.bench.cascade.fractional_losses import study as study_fractions
-from tests.bench.cascade.threshold_rules import (
-    OURS,
-    Goal,
-    Pool,
-    sweep_grid,
-)
+from hawkvision.guarantee.labels import label_needs
+from tests.bench.guarantee.certificates import EVIDENCE, Population, Study, labelled_in_turn, pool_of
+from tests.bench.guarantee.fractional_losses import ADVERSARIES, KINDS, draw, kept, of_kind, upper
+from tests.bench.guarantee.fractional_losses import study as study_fractions
+from tests.bench.guarantee.rules import OTHERS, Flags, Goal, Pool, exact, sweep_grid
 from tests.hawkvision.cascade.synthetic import make_logits, outcomes
 
 DELTA = 0.05
+GOAL = Goal(max_drop=0.04, accuracy=0.0, delta=DELTA)
 
 
 @functools.cache
 def pool() -> Pool:
     """Ten classes; the reference stage (about 93 % right) knows what the edge (85 %) knows, and more."""
     rng = np.random.default_rng(3)
-    labels = rng.integers(0, 10, 12_000)
+    labels = rng.integers(0, 10, 10_000)
     edge = make_logits(rng, labels, 5.0)
-    best = (edge + make_logits(rng, labels, 5.0)).argmax(axis=1)
-    return make_pool("synthetic", edge, best, labels, np.arange(2_000), np.arange(2_000, 12_000))
+    answers, best = edge.argmax(axis=1), (edge + make_logits(rng, labels, 5.0)).argmax(axis=1)
+    stage = outcomes(np.exp(edge).max(axis=1) / np.exp(edge).sum(axis=1), answers == labels, answers != best)
+    return pool_of("synthetic", Evidence(stage, (best != labels).astype(np.float64)))
+
+
+GRID = threshold_grid(pool().scores, 100)
 
 
 def drawn(n: int, seed: int) -> Pool:
     return pool().taken(np.random.default_rng(seed).integers(len(pool()), size=n))
 
 
-def as_sample(some: Pool, *, labelled: bool = True) -> Evidence:
-    unknown = 0.0 if labelled else np.nan
+def as_sample(some: Pool, known: Flags | None = None) -> Evidence:
+    unknown = np.where(True if known is None else known, 0.0, np.nan)
     edge = outcomes(some.scores, some.edge_right, some.differs)
-    edge = replace(edge, losses=edge.losses + unknown)
-    return Evidence(edge, (~some.best_right).astype(np.float64) + unknown)
+    reference = (~some.best_right).astype(np.float64)
+    return Evidence(replace(edge, losses=edge.losses + unknown), reference + unknown)
 
 
-@pytest.mark.parametrize("rule", OURS)
+@pytest.mark.parametrize("evidence", EVIDENCE)
 @pytest.mark.parametrize("seed", range(4))
-def test_each_rule_of_ours_keeps_what_the_product_certifies(rule: str, seed: int) -> None:
+def test_each_evidence_keeps_what_the_product_certifies(evidence: str, seed: int) -> None:
     some = drawn(600, seed)
-    grid = threshold_grid(pool().scores, 100)
-    goal = Goal(max_drop=0.03 if rule == "exact" else 0.08, accuracy=0.0, delta=DELTA)
-    kept = OURS[rule](sweep_grid(some, grid), goal)
-    certified = certify(as_sample(some, labelled=rule == "exact"), two_levels(grid), goal.max_drop, DELTA)
-    assert certified.thresholds.edge == grid[kept]
-    assert 0 < kept < len(grid) - 1
+    known = EVIDENCE[evidence](some.differs, np.random.default_rng(seed))
+    kept = exact(sweep_grid(some, GRID, known), GOAL)
+    for labelled in (known, known & some.differs):  # where the stages agree no label counts
+        certified = certify(as_sample(some, labelled), two_levels(GRID), GOAL.max_drop, DELTA)
+        assert certified.thresholds.edge == GRID[kept]
+    assert 0 < kept < len(GRID) - 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_labels_what_helps_ends_where_nothing_helps_by_the_product(seed: int) -> None:
+    some = drawn(600, seed)
+    *_, (kept, used) = labelled_in_turn(some, GRID, GOAL, first=False)
+    assert kept == exact(sweep_grid(some, GRID), GOAL)
+    places = np.searchsorted(-GRID, -some.scores, side="left")
+    order = np.flatnonzero(some.differs)[np.argsort(-some.scores[some.differs], kind="stable")]
+    known = np.zeros(len(some), np.bool_)
+    known[order[:used]] = True
+    need = label_needs(as_sample(some, known), [two_levels(GRID)], [GOAL.max_drop], DELTA, lambda s: s.escalation)
+    assert not need[GOAL.max_drop].helps.any()
+    assert need[GOAL.max_drop].used == (known & (places <= kept)).sum() <= used < some.differs.sum()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mapies_fixed_sequence_of_our_p_values_stops_where_ours_does(seed: int) -> None:
     some = drawn(600, seed)
-    path = two_levels(threshold_grid(pool().scores, 100))
-    steps = list(sweep(as_sample(some), path))[1:]
+    steps = list(sweep(as_sample(some), two_levels(GRID)))[1:]
     p_values = np.array([paired_exact_p(step.lost, step.gained, 600, 0.03, differing=step.differing) for step in steps])
     from mapie.risk_control.fwer_control import FWERFixedSequenceTesting  # seconds, and for this test alone
 
     rejected = FWERFixedSequenceTesting(n_starts=1).run(p_values, DELTA)
+    path = two_levels(GRID)
     assert certify(as_sample(some), path, 0.03, DELTA).thresholds == path[len(rejected)]
 
 
-@pytest.mark.parametrize("replace", [True, False])
-def test_guarantees_are_kept_where_the_plug_in_threshold_breaks_its_own(replace: bool) -> None:
-    cells = {cell.rule: cell for cell in study(pool(), 500, draws=60, seed=1, replace=replace)}
+def test_guarantees_are_kept_where_the_plug_in_threshold_breaks_its_own() -> None:
+    study = Study(Population(pool(), GRID, (0.04,)), draws=60, seed=1)
+    cells = {cell.evidence: cell for cell in study.cells(500, [*EVIDENCE, "while it helps"], list(OTHERS))}
     assert not any(cell.broken for cell in cells.values())
     assert cells["plug-in"].rate > 0.2
-    assert cells["exact"].escalation < cells["LTT"].escalation
-    assert cells["exact"].escalation < cells["SGR"].escalation
-    assert 1.0 < cells["exact"].ratio < cells["MAPIE paired"].ratio
+    assert cells["disagreements"].escalation == cells["while it helps"].escalation
+    assert cells["disagreements"].escalation < min(cells[name].escalation for name in ("half", "LTT", "SGR"))
+    assert cells["disagreements"].perfect < cells["disagreements"].escalation < cells["none"].escalation
+    assert cells["while it helps"].labels < cells["disagreements"].labels
 
 
 @pytest.mark.parametrize("kind", KINDS)

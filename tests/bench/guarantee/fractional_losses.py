@@ -1,4 +1,4 @@
-"""`python -m tests.bench.cascade.fractional_losses`: how often certificates of kinds with fractional losses are wrong.
+"""How often certificates of kinds with fractional losses are wrong: `python -m tests.bench.guarantee fractions`.
 
 A population of images is made for each kind: detection (1 − F1), counting and multi-label outputs of an edge and of
 a reference stage, through the kinds of the product. Others are made to defeat the tests (`ADVERSARIES`). Samples of n
@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind
 from hawkvision.tasks.registry import task_kind
 
+SUMMARY: Final = "how often certificates of losses that are fractions are wrong"
 Flags: TypeAlias = NDArray[np.bool_]
 Counts: TypeAlias = NDArray[np.intp]
 DELTA: Final = 0.05
@@ -302,15 +302,17 @@ def study(population: Population, n: int, draws: int, seed: int) -> list[Cell]:
     return list(_Study(population, n, draw(population, n, draws, rng)).cells())
 
 
-def main() -> int:
-    """Run the study; see the module's text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options."""
     parser.add_argument("--draws", type=int, default=2_000)
     parser.add_argument("--images", type=int, default=4_000, help="of a population")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=["kinds", "adversaries"])
-    given = parser.parse_args()
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the study; see the module's text."""
     rng, broken = np.random.default_rng(given.seed), 0
     populations = [] if given.only == "adversaries" else [of_kind(name, given.images) for name in KINDS]
     populations += [] if given.only == "kinds" else [make(rng, given.images) for make in ADVERSARIES]
@@ -328,7 +330,3 @@ def main() -> int:
     print(f"{time.process_time() - began:.0f} s of processor time")
     print("every statement is wrong as seldom as it says" if not broken else f"{broken} statements are wrong too often")
     return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

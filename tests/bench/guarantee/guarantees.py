@@ -1,7 +1,7 @@
 """Does every answer state its guarantee truthfully? Targets by faults, and the delay until the guarantee is no longer
 claimed.
 
-    python -m tests.bench.cascade.guarantees [--seeds 50] [--requests 100000] [--only simulated|node] [--fault NAME]
+    python -m tests.bench.guarantee.guarantees [--seeds 50] [--requests 100000] [--only simulated|node] [--fault NAME]
 
 *The delay is derived before the run.* It follows from a log's claims, bets and threshold
 (`hawkvision.guarantee.monitor`), the share of audits without suspicion, and the disagreement that the fault causes. Let

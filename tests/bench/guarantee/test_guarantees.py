@@ -9,7 +9,7 @@ import pytest
 
 from hawkvision.core.types import Quality
 from hawkvision.guarantee.monitor import Claim, Claims
-from tests.bench.cascade.guarantees import DETECTION, derived, simulate, through_a_node, traffic
+from tests.bench.guarantee.guarantees import DETECTION, derived, simulate, through_a_node, traffic
 
 CLAIMS = Claims("p", "edge", (Claim(-math.inf, 0.1), Claim(0.5, 0.02)), 0.05)
 
