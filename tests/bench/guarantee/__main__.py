@@ -7,9 +7,15 @@ import logging
 import sys
 from typing import Any, Final
 
-from tests.bench.guarantee import certificates, fractional_losses
+from tests.bench.guarantee import certificates, delays, fractional_losses, labels, node
 
-PARTS: Final[dict[str, Any]] = {"certificates": certificates, "fractions": fractional_losses}
+PARTS: Final[dict[str, Any]] = {
+    "certificates": certificates,
+    "fractions": fractional_losses,
+    "labels": labels,
+    "delays": delays,
+    "node": node,
+}
 """Modules with `SUMMARY`, `add_arguments` and `run`."""
 
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 
 from hawkvision.cascade.certification.predictions import in_random_order
@@ -181,8 +180,8 @@ def pool_of(name: str, evidence: Evidence) -> Pool:
     return Pool(name, edge.scores, edge.losses == 0.0, evidence.reference_losses == 0.0, edge.disagreements == 1.0)
 
 
-def load(name: str) -> Population:
-    """The population of `TASK[:EDGE]`; the default edge stage if none is named.
+def images_of(name: str) -> tuple[Pair, Evidence]:
+    """The images of the population of `TASK[:EDGE]`, of the default edge stage if none is named, as evidence.
 
     Raises:
         HawkVisionError: for an unknown task or stage, missing models or images.
@@ -196,17 +195,24 @@ def load(name: str) -> Population:
     split = split_images(manifest, images, SPLIT_SEED)
     trained = manifest.training is not None
     used = np.sort(np.concatenate([split.certify, split.held_out])) if trained else split.used()
-    kind = load_kind(manifest, models)
+    kind, chosen = load_kind(manifest, models), split.used()
+    datacenter = [pair.best, *(() if pair.intermediate is None else (pair.intermediate.name,))]
     predictions = run_stages(
-        kind, manifest, images, edge=[pair.edge], datacenter=[pair.best], cache=cache_dir(), chosen=split.used()
+        kind, manifest, images, edge=[pair.edge], datacenter=datacenter, cache=cache_dir(), chosen=chosen
     )
-    alone = msgspec.structs.replace(pair, intermediate=None)
-    evidence = pair_evidence(profile, alone, predictions, kind.truths(images.annotated()), in_random_order(used))
-    return Population(pool_of(f"{task} {pair.edge} below {pair.best}", evidence), _grid(alone), DROPS[task])
+    return pair, pair_evidence(profile, pair, predictions, kind.truths(images.annotated()), in_random_order(used))
 
 
-def _grid(pair: Pair) -> Floats:
-    return np.array([step.edge for step in paths_of(pair)[0]])
+def load(name: str) -> Population:
+    """The population of `TASK[:EDGE]`, without an intermediate stage.
+
+    Raises:
+        HawkVisionError: as `images_of`.
+    """
+    pair, evidence = images_of(name)
+    task = name.partition(":")[0]
+    grid = np.array([step.edge for step in paths_of(pair)[0]])
+    return Population(pool_of(f"{task} {pair.edge} below {pair.best}", evidence), grid, DROPS[task])
 
 
 def show(population: Population, cells: Sequence[Cell]) -> None:

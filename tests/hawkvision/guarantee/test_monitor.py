@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.core.clock import ManualClock
 from hawkvision.guarantee.monitor import (
     HORIZON,
     LONGEST_WAIT_S,
@@ -18,85 +15,14 @@ from hawkvision.guarantee.monitor import (
     MOST_WAITING,
     NODE,
     WINDOW,
-    Claim,
     Claims,
     Due,
     Log,
-    Monitor,
     Stream,
-    StreamState,
-    Watched,
 )
+from tests.hawkvision.guarantee.simulated import CLAIMS, SHARE, Node, delay
 
-SHARE = 0.02
-EIGHT = Claims("p", "edge", tuple(Claim(k / 10, 0.05) for k in range(8)), 0.05)
-CLAIMS = Claims("p", "edge", (Claim(-math.inf, 0.05), Claim(0.5, 0.02)), 0.05)
 OTHERS = Claims("q", "edge", CLAIMS.claims, 0.05)
-
-
-class Node:
-    """A monitor that sees requests."""
-
-    def __init__(self, seed: int = 0, *, limit: int = 1000, states: dict[bytes, StreamState] | None = None) -> None:
-        self.rng = random.Random(seed)
-        self.clock = ManualClock()
-        self.turns: list[Stream] = []
-        self.claims = CLAIMS
-        self.rows: dict[bytes, Stream | None] = {}
-        self.monitor = Monitor(
-            limit,
-            SHARE,
-            self.clock.now,
-            self.rng.random,
-            on_change=self.rows.__setitem__,
-            on_turn=self.turns.append,
-            profiles={"p"},
-            states=states,
-        )
-
-    def watched(self, caller: str = "me", stream: str | None = None) -> Watched:
-        key = None if stream is None else f"{caller}/{stream}".encode()
-        return Watched(self.monitor, self.monitor.logs(caller.encode(), key))
-
-    def request(self, differs: float, caller: str = "me", stream: str | None = None, score: float = 0.9) -> bool:
-        """Whether the answer to a request says that it is suspended; audits are made at once."""
-        watched = self.watched(caller, stream)
-        said = watched.suspended
-        due = self.monitor.draw(watched)
-        if due is not None:
-            self.monitor.settle(due, [(self.claims, score, float(self.rng.random() < differs))])
-        return said
-
-    def until(self, suspended: bool, most: int, request: Callable[[int], bool]) -> int:
-        """Requests until one says so."""
-        return next((number for number in range(most) if request(number) is suspended), most)
-
-    def suspend(self, caller: str = "me", stream: str | None = None) -> None:
-        """Raise the alarm of its own log, in less than a tenth of the traffic."""
-        while not self.watched(caller, stream).logs[0].alarm:
-            self.request(1.0, caller, stream)
-            for _ in range(15):
-                self.request(0.0, "quiet")
-
-    def restarted(self, limit: int = 1000) -> Node:
-        """Another node with what this one would have written."""
-        kept = {stream.key: self.monitor.kept(stream) for stream in self.monitor.all()}
-        states = msgspec.json.decode(msgspec.json.encode({key.hex(): state for key, state in kept.items()}),
-                                     type=dict[str, StreamState])  # fmt: skip
-        return Node(limit=limit, states={bytes.fromhex(key): state for key, state in states.items()})
-
-
-def delay(times: float, quiet: int, seed: int) -> int:
-    """Requests from when all claims are broken so many times until the alarm of a named stream."""
-    rng = np.random.default_rng(seed)
-    log = Log(EIGHT, 0.5)
-    for _ in range(quiet):
-        log.record(0.9, float(rng.random() < 0.025))
-    requests = 0
-    while not log.alarm and requests < 200_000:
-        requests += int(rng.geometric(min(SHARE * log.suspicion, MOST_SHARE)))
-        log.record(0.9, float(rng.random() < 0.05 * times))
-    return requests
 
 
 @pytest.mark.parametrize(
@@ -104,7 +30,7 @@ def delay(times: float, quiet: int, seed: int) -> int:
     [(1.5, 0, 16_900), (1.5, 2000, 38_300), (2, 0, 6_800), (2, 2000, 11_900), (4, 0, 1_600), (4, 2000, 2_000)],
 )
 def test_the_alarm_comes_soon_also_after_a_quiet_past(times: float, quiet: int, within: int) -> None:
-    assert np.median([delay(times, quiet, seed) for seed in range(9)]) <= within
+    assert np.median([delay(times, quiet, np.random.default_rng(seed)) for seed in range(9)]) <= within
 
 
 @pytest.mark.parametrize("fractions", [False, True])
