@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import Any, Final
 
-from tests.bench.guarantee import certificates, delays, fractional_losses, labels, node
+from tests.bench.guarantee import certificates, delays, fractional_losses, labels, node, scenarios
 
 PARTS: Final[dict[str, Any]] = {
     "certificates": certificates,
@@ -15,6 +15,7 @@ PARTS: Final[dict[str, Any]] = {
     "labels": labels,
     "delays": delays,
     "node": node,
+    "scenarios": scenarios,
 }
 """Modules with `SUMMARY`, `add_arguments` and `run`."""
 

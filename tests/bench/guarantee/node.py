@@ -278,7 +278,7 @@ async def reloaded(peer: Peer, target: Target) -> tuple[str, int]:
         for policy in (Policy(make_profile(seed=8), "small", "large"), before):
             guarantees.adopt(
                 Certification(
-                    make_profile(), policy, CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA}), None,
+                    make_profile(), policy, CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA}),
                     guarantees.stage.temperature, guarantees.stage.score,
                 )
             )  # fmt: skip
