@@ -28,6 +28,7 @@ from hawkvision.core.types import (
     StatusReason,
     Target,
 )
+from hawkvision.guarantee.answered import stated_drop
 from hawkvision.models.manifest import MeasuredAccuracy
 
 
@@ -54,7 +55,7 @@ def _in(condition: ReceivedCondition, pair: Pair, best_accuracy: MeasuredAccurac
             route = _drop(condition, target, certain)
             return _drop(condition, target, estimated) if route.below_target else route
         case Quality.BALANCED:
-            return _drop(condition, target, pair.conditions[0].balanced.max_drop)
+            return _drop(condition, target, stated_drop(pair.conditions[0].balanced.max_drop))
         case Quality.BEST:
             return _none_accepted(target)  # no stage does better, but the reference stage itself does worse
         case MinConfidence() | Quality.FAST if not condition.accepts_edge:

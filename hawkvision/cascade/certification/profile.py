@@ -45,6 +45,8 @@ CERTIFIED_DROPS = (
 """The ε that are certified in advance; a target between two of them uses the smaller."""
 TESTED_DROPS = tuple(round(USED_SHARE * drop, 6) for drop in CERTIFIED_DROPS)
 """What is tested for each of them: a target uses certificates for this share of its ε."""
+BALANCED_RULE = "least drop / drop of fast + share escalated, of drops that 9 in 10 draws from design images certify"
+"""How the ε of `balanced` is chosen among `TESTED_DROPS` (`balanced`); part of a design's digest."""
 
 EscalationThreshold: TypeAlias = Fraction | Literal["always", "never"]
 ScoreName: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_]*$", max_length=32)]
@@ -62,7 +64,7 @@ class ProfileData(_Strict, frozen=True):
     sha256: Sha256
     seed: int
     profile: Annotated[int, Meta(ge=1)]
-    """Images used for temperatures, the threshold grid and the gap that defines `balanced`."""
+    """Images used for temperatures, scores, the threshold grid and the choice of `balanced`."""
     certify: Annotated[int, Meta(ge=1)]
     """Images used for accuracies and certificates, unless `Profile.uses` names others for that."""
     held_out: Annotated[int, Meta(ge=0)]
@@ -388,8 +390,9 @@ def labels_digest(labels: Iterable[str]) -> str:
 def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
     """A digest of all that certification takes as given: models, temperatures, scores, and thresholds in their order.
 
-    Of the certificates it covers the plan (the ε of `balanced`), not the measurements. Certifying a design that was
-    recorded by another definition of this digest counts as another opening.
+    Of the certificates it covers the plan (the ε that are tested, that of `balanced` and the rule that chose it), not
+    the measurements. Certifying a design that was recorded by another definition of this digest counts as another
+    opening.
     """
     pairs = tuple(pairs)
     names = {
@@ -412,7 +415,8 @@ def design_sha256(profile: Profile, pairs: Iterable[Pair]) -> str:
                 balanced.max_drop,
             ]
         )
-    facts = [CERTIFIED_DROPS, stages, planned, *([] if profile.shrinks_images else ["whole images are sent"])]
+    whole = [] if profile.shrinks_images else ["whole images are sent"]
+    facts = [TESTED_DROPS, BALANCED_RULE, stages, planned, *whole]
     return sha256_of(msgspec.json.encode(facts))
 
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.balanced import Certifying, balanced_drop
 from hawkvision.cascade.certification.predictions import (
     ByImage,
     Scored,
@@ -62,12 +63,6 @@ from hawkvision.guarantee.evidence import (
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.kind import Output, TaskKind, Truth
-
-BALANCED_GAP_SHARE = 0.25
-"""The share of the gap between edge and reference that `balanced` may give up."""
-
-BALANCED_LARGEST_SHARE = 0.5
-"""The same where a quarter of the gap is less than so few certification images can certify at all."""
 
 ESCALATION_MS = 5.0
 """The assumed cost of an escalation besides the datacenter's work: a round trip on a good network."""
@@ -145,11 +140,13 @@ def profile_pair(
     delta: float = 0.05,
     escalation_ms: float = ESCALATION_MS,
     reused_ms: float = 0.0,
+    others: Certifying | None = None,
 ) -> Pair:
     """Certify a pair: scores, curves and path from the profile split, certificates from the certification split.
 
     The intermediate stage has already paid `reused_ms` of the reference stage's cost
-    (`model_zoo.calibration.model_runner.CascadePredictions.reused_ms`).
+    (`model_zoo.calibration.model_runner.CascadePredictions.reused_ms`). `balanced` is chosen on the profile split for
+    the certification split; if `others` will certify, on both splits for those.
     """
     scored = Scored(edge, _choose_score(kind, edge, best, truths, split.profile))
     between = None
@@ -159,8 +156,11 @@ def profile_pair(
     costs = Costs(edge.cost_ms, best.cost_ms, escalation_ms, intermediate.cost_ms if intermediate else None, reused_ms)
     paths = tuple(rounded_path(path) for path in plan_paths(chosen, costs))
     sample = make_evidence(kind, scored, best, truths, in_random_order(split.certify), between)
-    gap = float((chosen.edge.losses - chosen.reference_losses).mean())
-    balanced = balanced_drop(gap, len(sample), delta / len(paths), binary=kind.binary)
+    planning, to_come = chosen, Certifying(len(sample), delta)
+    if others is not None:
+        planning = make_evidence(kind, scored, best, truths, np.union1d(split.profile, split.certify), between)
+        to_come = others
+    balanced = balanced_drop(planning, paths, costs, to_come)
     planned = None
     if between is not None and chosen.intermediate is not None and len(paths) > 1:
         planned = Intermediate(
@@ -258,12 +258,6 @@ def costs_of(profile: Profile, pair: Pair) -> Costs:
     return Costs(
         edge, best, pair.escalation_ms, profile.stage(pair.intermediate.name).cost_ms, pair.intermediate.reused_ms
     )
-
-
-def balanced_drop(gap: float, n: int, delta: float, *, binary: bool = True) -> float:
-    """The ε of `balanced`, from the gap on the profile split and the number of certification images alone."""
-    least = least_drop(n, delta, binary=binary)
-    return max(0.0, min(max(BALANCED_GAP_SHARE * gap, least), BALANCED_LARGEST_SHARE * gap))
 
 
 def _choose_score(

@@ -16,8 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.balanced import Certifying
 from hawkvision.cascade.certification.predictions import Split, StagePredictions, in_random_order
 from hawkvision.cascade.certification.profile import (
+    TESTED_DROPS,
     ImageUse,
     Pair,
     Profile,
@@ -39,6 +41,7 @@ from hawkvision.model_zoo.calibration.certification import (
     designing,
     read_certifying,
     share_of_delta,
+    to_come,
     to_replace,
     write_profile,
 )
@@ -137,13 +140,14 @@ def calibrate(
     before = _replaced(out, task)
     openings = _openings_of(before, images.sha256, models_now, seed)
     delta = share_of_delta(DELTA, openings, compared)
-    measuring = _Measuring(kind, manifest, evidence, split, seed, backend, cache, delta, allow_worse)
+    opened = None if before is None or certifying is None else before.use("certify", certifying.images.sha256)
+    others = None if certifying is None else to_come(certifying, opened)
+    measuring = _Measuring(kind, manifest, evidence, split, seed, backend, cache, delta, allow_worse, others)
     profile = measuring.profile(edges, best, between, datagram=datagram)
     if certifying is None:
         uses = _uses(images, split, compared, openings, design_sha256(profile, profile.pairs))
         profile = msgspec.structs.replace(profile, uses=uses)
     else:
-        opened = None if before is None else before.use("certify", certifying.images.sha256)
         if opened is not None:
             profile = msgspec.structs.replace(profile, uses=(*designing(profile), opened))
         profile = certified_anew(
@@ -168,6 +172,8 @@ class _Measuring:
     cache: Path
     delta: float
     allow_worse: bool
+    others: Certifying | None
+    """What will certify, if not a part of these images."""
 
     def profile(self, edges: Sequence[str], best: str, between: str | None, *, datagram: bool) -> Profile:
         """The profile of all stages, with the certified pairs of each edge stage."""
@@ -191,7 +197,7 @@ class _Measuring:
         pairs = [
             profile_pair(
                 self.kind, measured[edge][1], served[best], self.evidence.truths, self.split,
-                None if between is None else served[between], self.delta, reused_ms=reused_ms,
+                None if between is None else served[between], self.delta, reused_ms=reused_ms, others=self.others,
             )
             for edge in edges
         ]  # fmt: skip
@@ -283,13 +289,15 @@ def _replaced(out: Path, task: str) -> Profile | None:
 def _openings_of(before: Profile | None, sha256: str, models: Mapping[str, str], seed: int) -> int:
     """How many designs the certification part of these images has been opened for, by the profile that is replaced.
 
-    A design is another one if its models or the split are. A choice between designs by their certificates is paid for
-    with each of them. Measuring the same one again does not count.
+    A design is another one if its models, the split or the drops that are tested are. A choice between designs by their
+    certificates is paid for with each of them. Measuring the same one again does not count.
     """
     known = None if before is None else before.use("certify", sha256)
     if before is None or known is None:
         return 1
     same = before.data.seed == seed and {stage.name: stage.fingerprint for stage in before.stages} == models
+    for condition in (condition for pair in before.pairs for condition in pair.conditions):
+        same &= {c.max_drop for c in (condition.balanced, *condition.certificates)} <= {*TESTED_DROPS}
     return (known.openings or 1) + (not same)
 
 

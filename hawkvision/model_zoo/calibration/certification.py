@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from hawkvision.cascade.certification.balanced import Certifying
 from hawkvision.cascade.certification.predictions import (
     Scored,
     StagePredictions,
@@ -74,6 +75,12 @@ def openings_of(design: str, known: ImageUse | None) -> int:
     if known is None:
         return 1
     return (known.openings or 1) + (known.design != design)
+
+
+def to_come(evidence: LabelledData, known: ImageUse | None) -> Certifying:
+    """What these images will certify another design with; `known` is their use for the one before."""
+    openings, compared = (0, 1) if known is None else (known.openings or 1, known.compared)
+    return Certifying(len(evidence.clean), share_of_delta(DELTA, openings + 1, compared))
 
 
 def to_replace(path: Path, load: Callable[[Path], Document]) -> Document | None:

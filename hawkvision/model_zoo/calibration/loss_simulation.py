@@ -130,9 +130,9 @@ def condition_of(
     edge, best, reference = (
         kind.losses(each, labels) for each in (outputs, predictions.served(pair.best).of(chosen), originals.of(chosen))
     )
-    scores, drops = kind.score_all(outputs, pair.score), (*CERTIFIED_DROPS, pair.conditions[0].balanced.max_drop)
+    scores = kind.score_all(outputs, pair.score)
     return measured_condition(
-        arrived.quality, arrived.band, temperature, scores, edge, best, reference, sorted(set(drops))
+        arrived.quality, arrived.band, temperature, scores, edge, best, reference, CERTIFIED_DROPS
     )
 
 

@@ -23,6 +23,7 @@ from hawkvision.core.types import (
     StatusReason,
     Target,
 )
+from hawkvision.guarantee.answered import stated_drop
 from tests.hawkvision.cascade.synthetic import make_profile, make_received_profile, site_of
 
 PROFILE = make_received_profile()
@@ -135,7 +136,8 @@ def test_qualities_mean_what_they_mean_on_whole_images() -> None:
     fast, balanced, best = (POLICY.route(quality, received) for quality in Quality)
     assert (fast.threshold, fast.below_target) == (-math.inf, False)
     assert balanced == replace(
-        POLICY.route(MaxAccuracyDrop(PAIR.conditions[0].balanced.max_drop), received), guarantee=balanced.guarantee
+        POLICY.route(MaxAccuracyDrop(stated_drop(PAIR.conditions[0].balanced.max_drop)), received),
+        guarantee=balanced.guarantee,
     )
     assert (best.direct, best.below_target, best.temperature) == (True, True, found.edge_temperature)
 

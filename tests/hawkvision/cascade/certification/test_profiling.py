@@ -19,7 +19,6 @@ from hawkvision.cascade.certification.predictions import (
 )
 from hawkvision.cascade.certification.profile import Condition, threshold_value
 from hawkvision.cascade.certification.profiling import (
-    balanced_drop,
     certify_condition,
     paths_of,
     profile_stage,
@@ -27,7 +26,7 @@ from hawkvision.cascade.certification.profiling import (
 )
 from hawkvision.cascade.certification.threshold_order import Costs
 from hawkvision.guarantee.binomial import clopper_pearson
-from hawkvision.guarantee.bounds import drop_upper_bound, paired_exact_p
+from hawkvision.guarantee.bounds import drop_upper_bound
 from hawkvision.guarantee.certificate import check_path
 from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, Thresholds, sweep
 from hawkvision.tasks.class_scores import Score, score, softmax
@@ -106,16 +105,6 @@ def test_accuracy_is_measured_on_the_certification_split_alone() -> None:
     logits[split.certify, labels[split.certify]] = 9.0
     stage, _ = profile_stage(KIND, "small", {}, SHA, list(logits), labels.tolist(), split, SHA, 1.0)
     assert (stage.accuracy.value, stage.accuracy.n) == (1.0, len(split.certify))
-
-
-@pytest.mark.parametrize(("gap", "drop"), [(0.2, 0.05), (0.04, 0.01), (0.005, 0.0025), (0.0, 0.0), (-0.1, 0.0)])
-def test_balanced_gives_up_a_quarter_of_the_gap_and_never_more_than_half(gap: float, drop: float) -> None:
-    assert balanced_drop(gap, n=680, delta=0.05) == pytest.approx(drop)
-
-
-def test_balanced_asks_for_no_less_than_the_images_can_show() -> None:
-    assert paired_exact_p(0, 0, n=400, max_drop=0.25 * 0.0257) > 0.05
-    assert paired_exact_p(0, 0, n=400, max_drop=balanced_drop(0.0257, n=400, delta=0.05)) <= 0.05
 
 
 @given(st.lists(st.floats(0, 1), max_size=40))

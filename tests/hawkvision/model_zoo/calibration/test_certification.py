@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import shutil
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from rich.console import Console
 
 from edge.factory import load_components
-from hawkvision.cascade.certification.profile import Profile, Shrinking, design_sha256
+from hawkvision.cascade.certification.profile import TESTED_DROPS, Profile, Shrinking, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
@@ -25,6 +27,7 @@ from hawkvision.model_zoo.calibration.certification import certify_design, share
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.models.manifest import load_manifest
 from hawkvision.tasks.registry import load_kind
+from models.plan import plan
 from tests.hawkvision.model_zoo.band_task import BandTask, write_band_images, write_band_task
 
 
@@ -234,6 +237,26 @@ def test_calibrating_other_models_on_the_same_images_halves_delta_and_the_same_o
     assert any("certified 2 designs" in note for note in notes)
     assert calibrated()[:2] == (2, 0.025)
     assert calibrated(seed=4)[:2] == (3, 0.0125)
+
+
+def test_a_shipped_task_is_planned_anew_without_the_images_that_certify_it(site: Site, tmp_path: Path) -> None:
+    out, printed = tmp_path / "design.json", Console(file=io.StringIO())
+    before = load_profile(site.task.profile)
+    planned = plan("bands", site.task.data, printed, site.task.models, site.task.cache)
+    assert thresholds(planned) == thresholds(before)
+    balanced = planned.pairs[0].conditions[0].balanced
+    assert (balanced.max_drop in TESTED_DROPS, balanced.basis) == (True, "profile")
+    assert balanced.n == before.data.profile
+    assert design_sha256(planned, planned.pairs) in printed.file.getvalue()  # type: ignore[attr-defined]
+    out.write_bytes(dump(planned))
+    made = certified(site, site.task.data, tmp_path / "p.json", design=out, compared=2)
+    condition = made.pairs[0].conditions[0]
+    assert {c.delta for c in (condition.balanced, *condition.certificates)} == {
+        share_of_delta(0.05, made.uses[-1].openings or 0, 2)
+    }
+    assert (condition.balanced.max_drop, condition.balanced.basis) == (balanced.max_drop, "labelled")
+    with pytest.raises(ConfigError, match="expected the images of the profile"):
+        plan("bands", site.others, printed, site.task.models, site.task.cache)
 
 
 def test_a_profile_of_another_task_is_refused(site: Site, tmp_path: Path) -> None:
