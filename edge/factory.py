@@ -27,6 +27,7 @@ from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certificate_reload import Certification, load_certification, stage_of
 from edge.monitoring.evidence_log import EvidenceLog
+from edge.monitoring.review import Reviewer
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.state_opening import open_evidence, open_state
 from edge.monitoring.streams import Streams
@@ -167,10 +168,13 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         baseline = components.baseline
         evidence = None
         if baseline is None and datacenter is not None:  # else there is nothing to certify, or to compare with
-            evidence = open_evidence(config, state, metrics)
+            evidence = open_evidence(config, state, metrics, labels=stage.kind.agreement_bounds_drop)
             opened.push_async_callback(evidence.close)
         context = make_context(config, components, executor, datacenter, streams, clock, metrics, evidence)
-        node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
+        node = EdgeNode(
+            context, streams, None if baseline is None else baseline.open(policy, stage, metrics),
+            make_reviewer(config, context),
+        )  # fmt: skip
         opened.pop_all()  # the node closes them from here on
     return node
 
@@ -201,7 +205,7 @@ def make_context(
     policy, intermediate = certification.policy, certification.policy.pair.intermediate
     url = None if datacenter is None else datacenter.url
     served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
-    guarantees = Guarantees(components.stage, policy, best, served, streams)
+    guarantees = Guarantees(components.stage, certification.profile, policy, best, served, streams)
     auditor = Auditor(
         config.task, components.stage.kind, best, datacenter, metrics, streams.monitor, DATACENTER_TIMEOUT_S,
         partial(served.serves, best), served.certified, components.stage.name, evidence, guarantees.versions,
@@ -216,6 +220,14 @@ def make_context(
         guarantees=guarantees,
         auditor=auditor,
     )
+
+
+def make_reviewer(config: EdgeConfig, context: ServingContext) -> Reviewer | None:
+    """The review of a node's audits; None if it keeps none."""
+    evidence, guarantees = context.auditor.evidence, context.guarantees
+    if evidence is None:
+        return None
+    return Reviewer(config.task, context.kind, evidence, guarantees.pair, guarantees.versions, config.certificates)
 
 
 def _describe_backends(config: EdgeConfig, stage: EdgeStage, metrics: EdgeMetrics) -> None:

@@ -164,6 +164,8 @@ class EdgeServer:
             if node.baseline is None and isinstance(components, NodeComponents):  # baselines certify nothing
                 reload = CertificationReload(config, node.guarantees.adopt, components.certification)
                 self._certifications.append(reload)
+                if node.reviewer is not None:
+                    node.reviewer.on_written = reload.reload
                 self._files.add(f"certificates of {node.task}", files_of(config), reload.reload)
         self._files.start()
 

@@ -80,7 +80,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
     profile = load_profile_of(manifest, models, config.profile)
     kind = load_kind(manifest, models)
     profile.check_labels(kind.labels)
-    site = None if config.certificates is None else load_site(config.certificates)
+    site = _site_of(config)
     alone, first = config.datacenter_url is None, manifest.members(name)[0].name
     if make_policy is None:
         policy = Policy(
@@ -100,6 +100,19 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
         policy.pair.score,
         content,
     )
+
+
+def _site_of(config: EdgeConfig) -> SiteCertificates | None:
+    """The site's certificates; None if there are none, or none yet: `POST /v1/certificates` will write the file.
+
+    Raises:
+        ManifestError: if they cannot be read, or the folder is missing.
+    """
+    path = config.certificates
+    if path is not None and not path.exists() and path.parent.is_dir():
+        log.warning("certificates %s: no such file yet; those of the profile count until there is", path)
+        return None
+    return None if path is None else load_site(path)
 
 
 def stage_of(config: EdgeConfig, manifest: Manifest) -> str:

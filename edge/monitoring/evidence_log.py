@@ -21,7 +21,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +46,7 @@ CREATE TABLE IF NOT EXISTS audits (number INTEGER NOT NULL PRIMARY KEY, record B
 CREATE TABLE IF NOT EXISTS openings (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     block INTEGER NOT NULL UNIQUE,
-    place INTEGER NOT NULL,
-    certified INTEGER NOT NULL DEFAULT 0
+    certified TEXT NOT NULL DEFAULT '[]'
 );
 PRAGMA application_id = 0x48574B45;
 """
@@ -121,7 +120,7 @@ class EvidenceLog:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
         self._connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         try:
-            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
             self._connection.executescript(_SCHEMA)
             last: int = self._connection.execute("SELECT coalesce(max(number), 0) FROM audits").fetchone()[0]
             self._find_images()
@@ -185,9 +184,19 @@ class EvidenceLog:
         Raises:
             sqlite3.Error: if the file cannot be read.
         """
-        await self.write()
         under_way = min(self._open, default=self._next)
-        first, end = block * BLOCK + 1, min((block + 1) * BLOCK, under_way - 1)
+        return await self._rows(block * BLOCK + 1, min((block + 1) * BLOCK, under_way - 1))
+
+    async def audit(self, number: int) -> Audit | None:
+        """One row; None if there is none of this number.
+
+        Raises:
+            sqlite3.Error: if the file cannot be read.
+        """
+        return (await self._rows(number, number)).get(number)
+
+    async def _rows(self, first: int, end: int) -> dict[int, Audit]:
+        await self.write()
 
         def rows() -> list[tuple[int, bytes]]:
             with self._turn:
@@ -224,35 +233,37 @@ class EvidenceLog:
         """
         await asyncio.to_thread(self._execute, "UPDATE audits SET record = ? WHERE number = ?", audit, number)
 
-    def place(self, block: int) -> int:
-        """The place of a block among those whose labels were opened since the last certificate, from 1; it is opened
-        if it was not.
+    def open(self, block: int) -> None:
+        """Note that labels of a block were opened.
 
         Raises:
             sqlite3.Error: if the file cannot be written.
         """
         with self._turn:
-            self._connection.execute(
-                "INSERT OR IGNORE INTO openings (block, place) SELECT ?, 1 + count(*) FROM openings WHERE id > "
-                "(SELECT coalesce(max(id), 0) FROM openings WHERE certified)",
-                (block,),
-            )
+            self._connection.execute("INSERT OR IGNORE INTO openings (block) VALUES (?)", (block,))
             self._connection.execute(
                 "DELETE FROM openings WHERE id <= (SELECT max(id) FROM openings) - ?", (MOST_OPENINGS,)
             )
-            query = "SELECT place FROM openings WHERE block = ?"
-            return int(self._connection.execute(query, (block,)).fetchone()[0])
 
-    def opened(self) -> int | None:
-        """The newest block whose labels were opened; None if there is none."""
-        with self._turn:
-            found = self._connection.execute("SELECT max(block) FROM openings").fetchone()[0]
-        return None if found is None else int(found)
+    def openings(self) -> dict[int, frozenset[float]]:
+        """The blocks whose labels were opened, in this order, and the drops that each has certified.
 
-    def certified(self, block: int) -> None:
-        """Note that a certificate was made from a block."""
+        Raises:
+            sqlite3.Error: if the file cannot be read.
+        """
         with self._turn:
-            self._connection.execute("UPDATE openings SET certified = 1 WHERE block = ?", (block,))
+            found = self._connection.execute("SELECT block, certified FROM openings ORDER BY id").fetchall()
+        return {block: frozenset(msgspec.json.decode(drops, type=list[float])) for block, drops in found}
+
+    def certified(self, block: int, drops: Iterable[float]) -> None:
+        """Note what an opened block has certified.
+
+        Raises:
+            sqlite3.Error: if the file cannot be written.
+        """
+        written = msgspec.json.encode(sorted(drops)).decode()
+        with self._turn:
+            self._connection.execute("UPDATE openings SET certified = ? WHERE block = ?", (written, block))
 
     async def close(self) -> None:
         """Write what is not written yet, and close the file."""

@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edge.servers import openapi
+from edge.servers import openapi, review_routes
 from edge.servers.oip import routes as oip_routes
 from edge.servers.shared.frontend import Frontend, internal_error
 from edge.servers.shared.http_messages import error_headers
@@ -73,6 +73,7 @@ def pages(frontend: Frontend) -> Starlette:
             Route("/v1/tasks", tasks, methods=get),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
+            *review_routes.routes(frontend),
             Route("/metrics", exposition, methods=get),
             Route("/openapi.json", schema, methods=get),
             Route("/docs", docs, methods=get),

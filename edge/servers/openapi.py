@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edge.servers import deepstack
+from edge.servers import deepstack, review_routes
 from edge.servers.oip.decoding import INPUT, MAX_IMAGES, PREDICTION, InferHead
 from edge.servers.shared.request_fields import FIELDS
 from edge.serving.targets_listing import Targets
@@ -108,7 +108,7 @@ def document(kinds: Kinds | None = None, *, keys: bool = True) -> dict[str, Any]
             "description": "Say what the answer must be worth and when you need it; the node picks the model.",
         },
         "servers": [{"url": "/"}],
-        "paths": _image_paths(kinds) | _page_paths(),
+        "paths": _image_paths(kinds) | _page_paths() | _review_paths(),
         "components": {"schemas": _schemas(kinds)},
     }
     if keys:
@@ -155,6 +155,7 @@ def _schemas(kinds: Kinds) -> dict[str, Any]:
     predictions = [kind.prediction.json_type() for kind in kinds.values()]
     pages = [page for *_, page in _PAGES if page is not None]
     types = [AnswerFields, deepstack.Predictions, InferHead, *pages, *predictions]
+    types += [each for *_, body, answer in review_routes.OPERATIONS for each in (body, answer) if each is not None]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     answers: dict[str, Any] = {
         schema_name(kind): {"allOf": [_reference(AnswerFields.__name__), _reference(prediction.__name__)]}
@@ -197,6 +198,35 @@ def _page_paths() -> dict[str, Any]:
     ):
         paths[path] = {"post": _operation(summary, operation, {_JSON: {}}, ("400", "401", "403", "503"))}
     return paths
+
+
+def _review_paths() -> dict[str, Any]:
+    """The paths of review."""
+    paths: dict[str, Any] = {}
+    for method, path, summary, operation, query, body, answer in review_routes.OPERATIONS:
+        content = {"image/*": {}} if answer is None else {_JSON: {"schema": _reference(answer.__name__)}}
+        further: dict[str, Any] = {}
+        if query is not None:
+            (fields,) = msgspec.json.schema_components([query])[1].values()
+            further["parameters"] = [
+                {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
+                for name, schema in ((name, _given(schema)) for name, schema in fields["properties"].items())
+            ]
+        if body is not None:
+            further["requestBody"] = {"required": True, "content": {_JSON: {"schema": _reference(body.__name__)}}}
+        described = _operation(summary, operation, content, ("400", "401", "403", "404", "503"), **further)
+        paths.setdefault(path, {})[method] = described | {"tags": ["Review"]}
+        if "{id}" in path:
+            number = {"type": "string", "pattern": "^[0-9]+$"}
+            paths[path]["parameters"] = [
+                {"name": "id", "in": "path", "required": True, "description": "Of the image.", "schema": number}
+            ]
+    return paths
+
+
+def _given(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field that is given: a query has no null."""
+    return {**schema["anyOf"][0], "description": schema["description"]} if "anyOf" in schema else schema
 
 
 def _image_paths(kinds: Kinds) -> dict[str, Any]:

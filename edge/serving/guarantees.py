@@ -8,6 +8,7 @@ from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certificate_reload import Certification
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams
+from hawkvision.cascade.certification.profile import Pair, Profile
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.errors import ManifestError
@@ -24,6 +25,7 @@ class Guarantees:
     def __init__(
         self,
         stage: EdgeStage,
+        profile: Profile,
         policy: Policy,
         best: str,
         served: ServedVersions,
@@ -33,12 +35,14 @@ class Guarantees:
 
         Args:
             stage: the edge stage.
+            profile: with what was measured of the stages.
             policy: routes of this cascade.
             best: the reference stage.
             served: what the datacenter runs, compared with the certified versions.
             streams: whose evidence supports or suspends the certificates.
         """
         self.stage = stage
+        self.profile = profile
         self.policy = policy
         self.served = served
         self.best = best
@@ -71,10 +75,14 @@ class Guarantees:
                     f"{parts_of(fingerprint)[0]}: restart the node to load other models"
                 )
         self.stage = replace(stage, temperature=found.temperature, score=found.score)
-        self.policy = found.policy
+        self.profile, self.policy = found.profile, found.policy
         self._streams.monitor.adopt(found.policy.profiles)
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
+
+    def pair(self) -> tuple[Profile, Pair]:
+        """The profile in force, and its pair of stages that run here."""
+        return self.profile, self.policy.pair
 
     def versions(self) -> str:
         """Of the stages that are compared, and of what the scores of the edge stage depend on."""

@@ -17,6 +17,7 @@ from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgeStage, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.datacenter_watch import DatacenterWatch
+from edge.monitoring.review import Reviewer
 from edge.monitoring.streams import Streams
 from edge.serving.context import ServingContext
 from edge.serving.policy_plugin import BaselinePolicy
@@ -42,13 +43,20 @@ LISTED_TARGETS: Final[tuple[Target, ...]] = (*Quality, *map(MaxAccuracyDrop, CER
 class EdgeNode:
     """Answers images for one task. Made and used on one event loop."""
 
-    def __init__(self, context: ServingContext, streams: Streams, baseline: BaselinePolicy | None = None) -> None:
+    def __init__(
+        self,
+        context: ServingContext,
+        streams: Streams,
+        baseline: BaselinePolicy | None = None,
+        reviewer: Reviewer | None = None,
+    ) -> None:
         """Begin to serve.
 
         Args:
             context: the node's parts; closed with the node.
             streams: of the callers; closed with the node.
             baseline: decides in place of HawkVision's own policy; closed with the node.
+            reviewer: certifies from audits; None if they are not kept.
         """
         self.context = context
         self.task = context.task
@@ -61,6 +69,7 @@ class EdgeNode:
         self.streams = streams
         self.auditor = context.auditor
         self.baseline = baseline
+        self.reviewer = reviewer
         self._handler = RequestHandler if baseline is None else baseline.handler
         self._watch = None
         if self.datacenter is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from msgspec import Meta
 
@@ -118,8 +119,9 @@ def _print_summary(profile: CalibratedProfile, path: Path, models: Path) -> None
 
 def certify(
     data: Annotated[
-        Path, Meta(description="The site's images: labelled, or with --labels or --unlabelled a plain folder.")
-    ],
+        Path | None,
+        Meta(description="The site's images: labelled, or with --labels or --unlabelled a plain folder; or --from."),
+    ] = None,
     task: Task = "imagenet",
     labels: Annotated[
         Path | None, Meta(description="A CSV file with the columns file,label, for some or all of the images.")
@@ -136,12 +138,36 @@ def certify(
     class_map: ClassMap = None,
     clean_ids: CleanIds = None,
     trained_images: TrainedImages = "refuse",
+    node: Annotated[
+        str | None,
+        Meta(
+            description="URL of an edge node that certifies from its own audits, with the labels of its /v1/review.",
+            extra={"name": "--from"},
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        Meta(description="The node's key; it must allow `operate`.", extra={"variable": "HAWKVISION_API_KEY"}),
+    ] = None,
+    ca: Annotated[
+        Path | None,
+        Meta(description="PEM file of the node's certificate authority.", extra={"variable": "HAWKVISION_CA"}),
+    ] = None,
     out: Annotated[Path | None, Meta(description="Where they go; default: ./certificates.json.")] = None,
     profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Certify a cascade for one site, from that site's own images; the profile stays as it is."""
+    from hawkvision.core.errors import ConfigError
+
+    if node is not None:
+        if any((data, labels, unlabelled, to_label, edge, out, profile, class_map, clean_ids)) or compared > 1:
+            raise ConfigError("--from takes --task, --labels-checked, --api-key and --ca; the node has all else")
+        _certify_from(node, task, api_key, ca, labels_checked=labels_checked)
+        return
+    if data is None:
+        raise ConfigError("expected --data, or --from with the URL of a node")
     from hawkvision.model_zoo.calibration.certify import certify_site
     from hawkvision.model_zoo.calibration.evidence import LabelReading
     from hawkvision.model_zoo.calibration.evidence import TrainedImages as Trained
@@ -171,41 +197,82 @@ def certify(
         )
 
 
+def _certify_from(url: str, task: str, api_key: str | None, ca: Path | None, *, labels_checked: bool) -> None:
+    """Let a node certify from its audits, and print what it did."""
+    from hawkvision.client import Client
+
+    with Client(url, api_key=api_key, ca=ca) as client:
+        made = client.certify(task, labels_checked=labels_checked)
+    found = made["accuracies"].items()
+    _print_accuracies({name: (each["value"], each["n"], each["low"], each["high"]) for name, each in found})
+    _print_targets(
+        [
+            (
+                made["edge"], each["max_accuracy_drop"], each["certified"], each["escalation"], each["to_best"],
+                each["accept_from"], (each["labels"], each["more"], each["then"]),
+            )
+            for each in made["targets"]
+        ],
+        bounded=made["basis"] == "disagreement",
+    )  # fmt: skip
+    print(f"certified on {made['n']} audits of {url}, block {made['block']}; in force there within seconds")
+
+
 def _print_site(found: SiteRun, path: Path) -> None:
     """Accuracies, what is certified for each target, and what more labels would do."""
-    from rich.console import Console
-    from rich.table import Table
-
-    site, console = found.certificates, Console(highlight=False)
-    for name, accuracy in found.accuracies.items():
-        console.print(
-            f"{name} is right on {accuracy.value:.1%} of {accuracy.n} images drawn at random "
-            f"({accuracy.low:.1%} to {accuracy.high:.1%})",
-            soft_wrap=True,
-        )
-    bounded = {pair.conditions[0].fast.basis for pair in site.pairs} == {"disagreement"}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    limit = "disagreement" if bounded else "drop"
-    for title in ("stage", f"max {limit}", "certified", "escalated", "reference", "accept from"):
-        table.add_column(title)
-    for title in ("labels", "more", "then") if found.needs else ():
-        table.add_column(title)
+    site = found.certificates
+    _print_accuracies({name: (each.value, each.n, each.low, each.high) for name, each in found.accuracies.items()})
+    rows: list[_Row] = []
     for pair in site.pairs:
         needs = found.needs.get(pair.edge, {})
         for each in pair.conditions[0].certificates:
             need = needs.get(each.max_drop)
-            labels = () if need is None else (str(need.used), str(int(need.helps.sum())), f"{need.to_best:.1%}")
-            table.add_row(
-                pair.edge,
-                f"{stated_drop(each.max_drop):.2%}",
-                "yes" if each.to_best < 1.0 else "no",
-                f"{each.escalation:.1%}",
-                f"{each.to_best:.1%}",
-                each.threshold if isinstance(each.threshold, str) else f"{each.threshold:.4f}",
-                *labels,
-            )
+            labels = None if need is None else (need.used, int(need.helps.sum()), need.to_best)
+            rows.append(
+                (
+                    pair.edge, stated_drop(each.max_drop), each.to_best < 1.0, each.escalation, each.to_best,
+                    each.threshold, labels,
+                )
+            )  # fmt: skip
+    _print_targets(rows, bounded={pair.conditions[0].fast.basis for pair in site.pairs} == {"disagreement"})
+    print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")
+
+
+_Row: TypeAlias = tuple[str, float, bool, float, float, float | str, tuple[int, int, float] | None]
+"""Of a target: stage, drop, whether it is certified, shares escalated and for the reference stage, threshold; labels
+used, how many more would help, and the reference stage's share then.
+"""
+
+
+def _print_accuracies(found: Mapping[str, tuple[float, int, float, float]]) -> None:
+    for name, (value, n, low, high) in found.items():
+        print(f"{name} is right on {value:.1%} of {n} images drawn at random ({low:.1%} to {high:.1%})")
+
+
+def _print_targets(rows: Sequence[_Row], *, bounded: bool) -> None:
+    """The table of targets; `bounded` where the drop of a target is a disagreement."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console, counted = Console(highlight=False), any(row[-1] is not None for row in rows)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    limit = "disagreement" if bounded else "drop"
+    for title in ("stage", f"max {limit}", "certified", "escalated", "reference", "accept from"):
+        table.add_column(title)
+    for title in ("labels", "more", "then") if counted else ():
+        table.add_column(title)
+    for stage, drop, certified, escalation, to_best, accept_from, labels in rows:
+        table.add_row(
+            stage,
+            f"{drop:.2%}",
+            "yes" if certified else "no",
+            f"{escalation:.1%}",
+            f"{to_best:.1%}",
+            accept_from if isinstance(accept_from, str) else f"{accept_from:.4f}",
+            *(() if labels is None else (str(labels[0]), str(labels[1]), f"{labels[2]:.1%}")),
+        )
     console.print(table)
-    if found.needs:
+    if counted:
         console.print(
             "labels: that the certificate rests on. more: disagreements whose labels would help. then: answered by the "
             "reference stage if none of those loses anything.",
@@ -213,4 +280,3 @@ def _print_site(found: SiteRun, path: Path) -> None:
         )
     if bounded:
         console.print("Without labels only the agreement with the reference stage is certified, no accuracy drop.")
-    console.print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
+import msgspec
+
 from hawkvision.client.batch import Outcome, in_order
 from hawkvision.client.http import HttpConnections
 from hawkvision.client.request import (
@@ -31,7 +33,7 @@ from hawkvision.client.response import (
     object_of,
 )
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError, NotReady
-from hawkvision.core.escalation_api import TRANSPORT_PATH
+from hawkvision.core.escalation_api import CERTIFICATES_PATH, TRANSPORT_PATH
 from hawkvision.core.server_access import check_server_url, clean_key
 from hawkvision.core.types import Answer, OnMiss, Prediction
 from hawkvision.tasks.registry import CLASSIFY_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM, kind_class
@@ -252,6 +254,23 @@ class AsyncClient:
             ServiceError: if the node does not reply, or is not ready.
         """
         return await self._get("/v1/targets", self._retry_budget_s, {} if task is None else {"task": task})
+
+    async def certify(self, task: str | None = None, *, labels_checked: bool = False) -> dict[str, Any]:
+        """The reply to `POST /v1/certificates`: what the node has certified from its own audits and their labels.
+
+        Args:
+            task: of the node's tasks; None is the first one.
+            labels_checked: whether somebody looked again at the labels of the images drawn at random.
+
+        Raises:
+            BadField: if there is too little evidence, or the labels are not believed.
+            Forbidden: if the key may not `operate`.
+            ServiceError: if the node does not reply, or is not ready.
+        """
+        asked = msgspec.json.encode({"labels_checked": labels_checked} | ({} if task is None else {"task": task}))
+        async with self._place():
+            exchange = partial(self._http.exchange, "POST", CERTIFICATES_PATH, {}, asked)
+            return await self._retried(exchange, f"{self.url}{CERTIFICATES_PATH}", self._retry_budget_s)
 
     async def health(self) -> Health:
         """Whether the node is ready, and what it serves.

@@ -82,6 +82,10 @@ class Client:
         """See `AsyncClient.targets`."""
         return self._loop.run(self._async.targets(task))
 
+    def certify(self, task: str | None = None, *, labels_checked: bool = False) -> dict[str, Any]:
+        """See `AsyncClient.certify`."""
+        return self._loop.run(self._async.certify(task, labels_checked=labels_checked))
+
     def health(self) -> Health:
         """See `AsyncClient.health`."""
         return self._loop.run(self._async.health())

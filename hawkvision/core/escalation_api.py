@@ -248,6 +248,8 @@ class EscalationReply(msgspec.Struct, frozen=True):
 
 
 STAGES_PATH: Final = "/v1/stages"
+CERTIFICATES_PATH: Final = "/v1/certificates"
+"""Of an edge node, where its audits become certificates."""
 TRANSPORT_PATH: Final = "/v1/transport"
 
 

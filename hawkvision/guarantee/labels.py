@@ -8,7 +8,7 @@ tell nothing, because the reference stage is often wrong there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from hawkvision.guarantee.binomial import at_least, at_most, best_assignment
 from hawkvision.guarantee.bounds import log_wealth
 from hawkvision.guarantee.certificate import certified_steps
 from hawkvision.guarantee.evidence import Evidence, Flags, StageEvidence, Thresholds, ThresholdStep, disagreements
+from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.tasks.class_scores import Floats
 
 RANDOM_IMAGES: Final = 30
@@ -35,6 +36,8 @@ Classes = NDArray[np.int64]
 class LabelNeed:
     """What labels do for one target."""
 
+    now: ThresholdStep
+    """What is certified with the labels that there are."""
     used: int
     """Labels that the certificate rests on: of disagreements that are answered below the reference stage."""
     helps: Flags
@@ -67,7 +70,7 @@ def label_needs(
             for step in steps:
                 helps |= _differing(evidence, step.thresholds) & ~evidence.labelled
         used = _differing(evidence, now.thresholds) & evidence.labelled
-        found[drop] = LabelNeed(int(used.sum()), helps, then.to_best)
+        found[drop] = LabelNeed(now, int(used.sum()), helps, then.to_best)
     return found
 
 
@@ -105,6 +108,59 @@ def worse(losses: Floats, reference_losses: Floats, *, binary: bool) -> bool:
         return bool(log_wealth(more, 0.0, LEVEL, more**2) >= math.log(1.0 / LEVEL))
     better, differing = int((more > 0).sum()), int((more != 0).sum())
     return differing > 0 and at_most(better, differing, 0.5) <= LEVEL
+
+
+def doubt(
+    reference: str,
+    reference_losses: Floats,
+    below: Mapping[str, Floats],
+    classes: tuple[Classes, Classes, int] | None,
+    *,
+    binary: bool,
+    allow_worse: bool = False,
+) -> str | None:
+    """Why the labels of images (n,) drawn at random cannot be believed; None if they can.
+
+    Args:
+        reference: name of the reference stage.
+        reference_losses: of its answers (n,), by the labels.
+        below: the same of each stage below it, by name.
+        classes: labels, the reference stage's answers, and the number of classes, where a label is one class. A label
+            that says only that the answer is wrong is that number.
+        binary: whether losses are 0 or 1.
+        allow_worse: whether the reference stage may be worse than a stage below it.
+    """
+    n, right = len(reference_losses), 1.0 - reference_losses.mean()
+    found = f"on {n} images drawn at random {reference} is right on {right:.1%}"
+    expected = "expected the labels of the images"
+    if classes is not None:
+        labels, answers, number = classes
+        known = labels < number
+        explained = better_explanation(labels[known], answers[known], number) if known.any() else None
+        if explained is not None:
+            how, share = explained
+            return f"{found}, and would be on {share:.1%} if the labels were not {how}; {expected}"
+        chance = chance_rate(labels, answers)
+        if chance is not None:
+            return f"{found}, no oftener than by chance ({chance:.1%}); {expected}"
+    for name, losses in below.items():
+        if not allow_worse and worse(losses, reference_losses, binary=binary):
+            return (
+                f"{found}, and {name}, which is below it, on {1.0 - losses.mean():.1%}; {expected}, and a reference "
+                "stage that is no worse than those below it"
+            )
+    return None
+
+
+def harder(reference: str, found: MeasuredAccuracy, known: MeasuredAccuracy) -> str | None:
+    """What to confirm, if the reference stage is right measurably less often than its profile says; else None."""
+    if found.high >= known.low:
+        return None
+    return (
+        f"on {found.n} images drawn at random {reference} is right on {found.value:.1%}, and in its profile on "
+        f"{known.value:.1%}: either these images are harder, or labels are wrong; look at those labels again, and "
+        "confirm them"
+    )
 
 
 def chance_rate(labels: Classes, answers: Classes) -> float | None:

@@ -2,9 +2,9 @@
 
 Audits arrive in an order that nobody chooses, and are cut into blocks of `BLOCK` by their number alone, before anybody
 labels one. A block is tested by betting (`bounds`), image by image in that order, with stakes that know scores and
-disagreements of earlier images only. So it may be tested after every image and after every label. The j-th block whose
-labels were opened since the last certificate has δ / 2^j: all of them together err with probability δ at most, and
-nobody can label until chance certifies.
+disagreements of earlier images only. So it may be tested after every image and after every label. For each target, the
+j-th block whose labels were opened since one certified it has δ / 2^j: all of them together err with probability δ at
+most, and nobody can label until chance certifies.
 
 Rows whose random number u is at least the smallest share in use are left out (`uniform`). What remains is a uniform
 sample of all images that were scored, whatever the share was when each of them came.
@@ -44,8 +44,14 @@ def _drawn(block: int, stratum: int) -> int:
     return random.Random(f"{block} {stratum}").randrange(STRATUM)  # noqa: S311 - nobody gains by knowing it
 
 
-def share_of_delta(delta: float, place: int) -> float:
-    """The part of δ of the block in this place among those that were opened, from 1."""
+def share_of_delta(delta: float, earlier: Sequence[bool]) -> float:
+    """The part of δ that a block may spend on a target.
+
+    Args:
+        delta: of all blocks since the last that certified the target.
+        earlier: of each block that was opened before, in this order, whether it certified the target.
+    """
+    place = 1 + next((since for since, certified in enumerate(reversed(earlier)) if certified), len(earlier))
     return delta / 2.0**place
 
 

@@ -60,6 +60,8 @@ class Scope(StrEnum):
     INFER = "infer"
     OBSERVE = "observe"
     OPERATE = "operate"
+    REVIEW = "review"
+    """To see callers' images that are kept, and to label them."""
 
 
 class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

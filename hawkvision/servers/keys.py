@@ -45,6 +45,7 @@ ALL: Final = frozenset(Scope)
 INFER: Final = frozenset({Scope.INFER})
 OBSERVE: Final = frozenset({Scope.OBSERVE})
 OPERATE: Final = frozenset({Scope.OPERATE})
+REVIEW: Final = frozenset({Scope.REVIEW})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
 """For what clients read before they send images: addresses, the served models and their targets."""
 
@@ -62,6 +63,7 @@ _RULES: Final = tuple(
     for method, path, needed in (
         ("POST", r"/v2/repository/index|/v1/vision/custom/list", EITHER),  # how these protocols list models
         ("POST", rf"/v1/(classify|detect|infer|vision/.+)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
+        *((method, r"/v1/review(/.*)?", REVIEW) for method in ("GET", "HEAD", "POST", "DELETE")),
         ("GET", rf"{re.escape(STAGES_PATH)}|/v1/(tasks|targets)|/openapi[.]json|/v2(/.*)?", EITHER),
         ("GET", r".*", OBSERVE),  # /metrics, and what is not found
         ("HEAD", r".*", OBSERVE),

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import BackendError, ConfigError, ManifestError
+from hawkvision.core.errors import BackendError, BadField, ConfigError, ManifestError
 from hawkvision.core.types import LOGITS, LabelledClass, Logits, Prediction
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks import class_scores
@@ -267,6 +267,20 @@ class ClassificationKind(TaskKind[Classification]):
         indices, sure = class_scores.most_probable(logits, temperature, max(2, limit) if margin else limit, before)
         prediction = self.from_classes(zip(indices[:limit], sure, strict=False))
         return prediction, float(np.float32(sure[0]) - np.float32(sure[1])) if margin else sure[0]
+
+    def stated(self, prediction: Classification) -> str:
+        """The name of the class."""
+        return prediction.label
+
+    def read_label(self, label: Any) -> int:
+        """A class by its name or index."""
+        if isinstance(label, str) and label in self.labels:
+            return self.labels.index(label)
+        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(self.labels):
+            return label
+        raise BadField(
+            f"label: expected the name or index of one of {len(self.labels)} classes, got {str(label)[:60]!r}"
+        )
 
     def encode_reply(self, prediction: Classification) -> dict[str, Any]:
         """See `TaskKind.encode_reply`."""

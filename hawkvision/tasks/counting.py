@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from hawkvision.core.errors import ManifestError
+from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.types import Prediction
 from hawkvision.tasks.box_kind import BoxKind
 from hawkvision.tasks.boxes.rows import CLASS, MEMBERS, MOST, SCORE, is_true_boxes
@@ -159,6 +159,29 @@ class CountingKind(BoxKind[Counts]):
         regions, groups = self._regions, self._members
         errors = [min(1.0, abs(one[r][g] - other[r][g]) / self._options.max_error) for r in regions for g in groups]
         return math.fsum(errors) / len(errors)
+
+    def stated(self, prediction: Counts) -> Any:
+        """The counts; of one group in one region the number alone."""
+        counts = prediction.counts
+        (first, *others) = counts.values()
+        if others:
+            return counts
+        return first if len(first) > 1 else next(iter(first.values()))
+
+    def read_label(self, label: Any) -> Mapping[str, Mapping[str, int]]:
+        """Counts {region: {group: number}}; {group: number} of one region; a number of one group in one region."""
+        groups, regions = list(self._members), list(self._regions)
+        if not isinstance(label, dict) and len(groups) == 1:
+            label = {groups[0]: label}
+        if isinstance(label, dict) and label.keys() == self._members.keys() and len(regions) == 1:
+            label = {regions[0]: label}
+        try:
+            read = msgspec.convert(label, dict[str, dict[str, Count]])
+        except msgspec.ValidationError as error:
+            raise BadField(f"label: {error}") from None
+        if {region: counts.keys() for region, counts in read.items()} != dict.fromkeys(regions, self._members.keys()):
+            raise BadField(f"label: expected the number of {', '.join(groups)} in each of {', '.join(regions)}")
+        return read
 
     def disagreement(self, prediction: Counts, reference: Counts) -> float:
         """min(1, |difference| / C), mean over regions and groups."""

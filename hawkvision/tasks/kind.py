@@ -110,6 +110,20 @@ class TaskKind(MeasuredKind[PredictionT]):
         """
         return self.judge(self.output(tensors, row, before * temperature, to_image), limit, score)
 
+    # ---------------------------------------------------------------------------------------- what people say of it
+
+    def stated(self, prediction: PredictionT) -> Any:
+        """What a person would say of an image if the prediction is right, as JSON; `read_label` reads it."""
+        return prediction.to_json()
+
+    def read_label(self, label: Any) -> Truth:  # noqa: ARG002 - for kinds whose labels are a few words
+        """The label of an image in the form that `loss` takes, from what a person said, as JSON.
+
+        Raises:
+            BadField: saying what was expected, or that the kind takes no such labels.
+        """
+        raise BadField(f"label: images of kind {self.name!r} cannot be labelled in a few words")
+
     # ---------------------------------------------------------------------------------------------------- the wire
 
     def encode_reply(self, prediction: PredictionT) -> dict[str, Any]:

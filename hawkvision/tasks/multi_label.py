@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from hawkvision.core.errors import BackendError
+from hawkvision.core.errors import BackendError, BadField
 from hawkvision.core.types import LOGITS, LabelledClass, Prediction
 from hawkvision.models.image_sets.labelled_images import Annotation
 from hawkvision.tasks.boxes.fusion import weight_matrix
@@ -219,6 +219,16 @@ class MultiLabelKind(TaskKind[LabelSet]):
     def confidence(self, prediction: LabelSet) -> float:
         """The expected Jaccard index."""
         return prediction.confidence
+
+    def stated(self, prediction: LabelSet) -> list[str]:
+        """The names of the labels."""
+        return [found.label for found in prediction.labels]
+
+    def read_label(self, label: Any) -> frozenset[int]:
+        """The names of all labels that apply."""
+        if not isinstance(label, list) or not all(isinstance(each, str) and each in self.labels for each in label):
+            raise BadField(f"label: expected a list of names out of {len(self.labels)} labels, got {str(label)[:60]!r}")
+        return frozenset(map(self.labels.index, label))
 
     def encode_reply(self, prediction: LabelSet) -> dict[str, Any]:
         """See `TaskKind.encode_reply`."""

@@ -31,7 +31,7 @@ from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.guarantee.evidence import Flags
-from hawkvision.guarantee.labels import LabelNeed, label_needs
+from hawkvision.guarantee.labels import LabelNeed, harder, label_needs
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
     FEWEST_IMAGES,
@@ -266,13 +266,9 @@ class _SiteCertification:
             check_labels(self._kind, below, best, self._truths, in_random_order(checked), where)
             for stage in (*below, best):
                 found[stage.name] = self._accuracy(stage, in_random_order(checked))
-            known = self._profile.stage(pair.best).datacenter_accuracy
-            if found[pair.best].high < known.low and not confirmed:
-                raise ConfigError(
-                    f"{where}: on {len(checked)} images drawn at random {pair.best} is right on "
-                    f"{found[pair.best].value:.1%}, and in its profile on {known.value:.1%}: either these images are "
-                    "harder, or labels are wrong; look at those labels again, and confirm them by --labels-checked"
-                )
+            unlike = harder(pair.best, found[pair.best], self._profile.stage(pair.best).datacenter_accuracy)
+            if unlike is not None and not confirmed:
+                raise ConfigError(f"{where}: {unlike} by --labels-checked")
         return found
 
     @property

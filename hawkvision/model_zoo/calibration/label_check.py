@@ -20,9 +20,7 @@ from hawkvision.guarantee.labels import (
     FEWEST_CHECKED,
     RANDOM_IMAGES,
     LabelNeed,
-    better_explanation,
-    chance_rate,
-    worse,
+    doubt,
 )
 from hawkvision.model_zoo.calibration.model_runner import AnyImages
 from hawkvision.system.files import write_atomic
@@ -83,26 +81,15 @@ def check_labels(
         ConfigError: saying what is wrong with the labels, or with the reference stage.
     """
     own, answers = select(truths, chosen), reference.of(chosen)
-    lost = kind.losses(answers, own)
-    found = f"{where}: on {len(own)} images drawn at random {reference.name} is right on {1.0 - lost.mean():.1%}"
+    classes = None
     if kind.one_class:
-        labels, said = np.array(own, np.int64), class_indices(kind, answers)
-        explained = better_explanation(labels, said, len(kind.labels))
-        if explained is not None:
-            how, share = explained
-            raise ConfigError(
-                f"{found}, and would be on {share:.1%} if the labels were not {how}; expected the labels of the images"
-            )
-        chance = chance_rate(labels, said)
-        if chance is not None:
-            raise ConfigError(f"{found}, no oftener than by chance ({chance:.1%}); expected the labels of the images")
-    for stage in stages:
-        below = kind.losses(stage.of(chosen), own)
-        if not allow_worse and worse(below, lost, binary=kind.binary):
-            raise ConfigError(
-                f"{found}, and {stage.name}, which is below it, on {1.0 - below.mean():.1%}; expected the labels of "
-                "the images, and a reference stage that is no worse than those below it"
-            )
+        classes = np.array(own, np.int64), class_indices(kind, answers), len(kind.labels)
+    below = {stage.name: kind.losses(stage.of(chosen), own) for stage in stages}
+    found = doubt(
+        reference.name, kind.losses(answers, own), below, classes, binary=kind.binary, allow_worse=allow_worse
+    )
+    if found is not None:
+        raise ConfigError(f"{where}: {found}")
 
 
 def class_indices(kind: TaskKind[Any], outputs: Sequence[Output]) -> NDArray[np.int64]:

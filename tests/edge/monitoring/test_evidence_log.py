@@ -168,15 +168,15 @@ def test_the_images_for_the_check_of_labels_are_spread_over_each_block() -> None
         assert [(number - 1 - block * BLOCK) // STRATUM for number in drawn] == list(range(30))
 
 
-def test_a_block_has_its_place_among_those_opened_since_the_last_certificate() -> None:
+def test_openings_are_remembered_in_their_order_with_what_they_certified(tmp_path: Path) -> None:
     async def scenario() -> None:
-        log = EvidenceLog(None, ALL)
-        assert log.opened() is None
-        assert [log.place(block) for block in (4, 2, 4, 7)] == [1, 2, 1, 3]
-        log.certified(2)
-        assert [log.place(block) for block in (2, 8, 9, 7)] == [2, 2, 3, 3], "7 was opened after 2, and so were these"
-        log.certified(9)
-        assert (log.place(10), log.opened()) == (1, 10)
+        log = EvidenceLog(tmp_path / "audits", ALL)
+        for block in (4, 2, 4, 7):
+            log.open(block)
+        log.certified(2, [0.05, 0.01])
+        await log.close()
+        log = EvidenceLog(tmp_path / "audits", ALL)
+        assert list(log.openings().items()) == [(4, frozenset()), (2, frozenset({0.01, 0.05})), (7, frozenset())]
         await log.close()
 
     asyncio.run(scenario())

@@ -162,7 +162,7 @@ def test_keys_are_shown_by_name_and_never_in_full(key_file: Path, keys: dict[str
 def test_an_unknown_scope_is_named(tmp_path: Path) -> None:
     said = hawkvision("keys", "add", "x", "--scope", "admin", "--file", str(tmp_path / "keys.toml"))
     assert (said.returncode, said.stdout) == (1, "")
-    assert "--scope: expected infer, observe, operate, got 'admin'" in said.stderr
+    assert "--scope: expected infer, observe, operate, review, got 'admin'" in said.stderr
 
 
 # ----------------------------------------------------------------------------------------- keys as settings

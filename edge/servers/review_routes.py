@@ -1,0 +1,156 @@
+"""The routes of review: what waits for a label, its image, labels, and the certificates made of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edge.monitoring.review import MOST_ITEMS, NewCertificates, Review, Reviewer, ReviewItem
+from edge.servers.shared.frontend import Frontend
+from edge.servers.shared.request_fields import read_query
+from hawkvision.core.errors import MALFORMED, BadField, NotFound, TooLarge
+from hawkvision.core.escalation_api import CERTIFICATES_PATH
+from hawkvision.imaging.preprocessing import probe
+
+REVIEW_PATH: Final = "/v1/review"
+MOST_BODY_BYTES: Final = 65_536
+"""A set of all labels of COCO has 1 kB."""
+
+Given = TypeVar("Given", bound=msgspec.Struct)
+Block: TypeAlias = Annotated[
+    Annotated[int, Meta(ge=0)] | None,
+    Meta(description="The block of audits; default: the newest full one, or a newer one with labels."),
+]
+Task: TypeAlias = Annotated[
+    Annotated[str, Meta(max_length=128)] | None, Meta(description="The task; default: the node's first.")
+]
+
+
+class _OfTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of a path about one audit."""
+
+    task: Task = None
+
+
+class ReviewQuery(_OfTask, frozen=True, forbid_unknown_fields=True):
+    """The query of `GET /v1/review`."""
+
+    block: Block = None
+    labelled: Annotated[bool, Meta(description="List the images that have a label, not those that wait.")] = False
+    offset: Annotated[int, Meta(ge=0, description="Images to pass over.")] = 0
+    limit: Annotated[int, Meta(ge=1, le=MOST_ITEMS, description="Images to list.")] = 20
+
+
+class LabelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A label."""
+
+    label: Annotated[
+        Any,
+        Meta(
+            description="One of the image's `choices`; or the name or index of a class; a number, or "
+            "`{group: number}`, or `{region: {group: number}}`, for counts; a list of names for sets of labels."
+        ),
+    ]
+
+
+class CertificatesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to make certificates of."""
+
+    task: Task = None
+    block: Block = None
+    labels_checked: Annotated[
+        bool,
+        Meta(
+            description="Somebody looked again at the labels of the images drawn at random, and they are right "
+            "although the reference stage is right less often there than in its profile."
+        ),
+    ] = False
+
+
+OPERATIONS: Final = (
+    ("get", REVIEW_PATH, "What people may label, and what that certifies", "review", ReviewQuery, None, Review),
+    ("get", f"{REVIEW_PATH}/{{id}}/image", "An image to label", "reviewImage", _OfTask, None, None),
+    ("post", f"{REVIEW_PATH}/{{id}}", "Label an image", "label", _OfTask, LabelBody, ReviewItem),
+    ("delete", f"{REVIEW_PATH}/{{id}}", "Take a label back", "unlabel", _OfTask, None, ReviewItem),
+    (
+        "post", CERTIFICATES_PATH, "Make certificates of the node's audits and put them in force", "certify", None,
+        CertificatesBody, NewCertificates,
+    ),
+)  # fmt: skip
+"""Method, path, summary, name, and the types of query, body and answer, for the description of the API."""
+
+
+def routes(frontend: Frontend) -> list[Route]:
+    """The routes, for this front end."""
+
+    def reviewer(task: str | None) -> Reviewer:
+        node = frontend.ready_tasks().node(task)
+        if node.reviewer is None:
+            raise NotFound(f"task {node.task!r} has no audits: this node has no datacenter, or another policy")
+        return node.reviewer
+
+    async def show(request: Request) -> Response:
+        asked = _query(request, ReviewQuery)
+        return _json(await reviewer(asked.task).show(asked.block, asked.offset, asked.limit, labelled=asked.labelled))
+
+    async def image(request: Request) -> Response:
+        body = await reviewer(_query(request, _OfTask).task).image(_id(request))
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        return Response(body, media_type=f"image/{probe(body).format.lower()}", headers=headers)
+
+    async def label(request: Request) -> Response:
+        review, number = reviewer(_query(request, _OfTask).task), _id(request)
+        if request.method == "DELETE":
+            return _json(await review.label(number, None))
+        said = (await _body(request, LabelBody)).label
+        if said is None:
+            raise BadField("label: expected one; DELETE takes a label back")
+        return _json(await review.label(number, said))
+
+    async def certify(request: Request) -> Response:
+        asked = await _body(request, CertificatesBody)
+        return _json(await reviewer(asked.task).certify(asked.block, labels_checked=asked.labels_checked))
+
+    one = f"{REVIEW_PATH}/{{id}}"
+    return [
+        Route(REVIEW_PATH, show, methods=["GET"]),
+        Route(f"{one}/image", image, methods=["GET"]),
+        Route(one, label, methods=["POST", "DELETE"]),
+        Route(CERTIFICATES_PATH, certify, methods=["POST"]),
+    ]
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _id(request: Request) -> int:
+    written: str = request.path_params["id"]
+    if not (written.isdecimal() and len(written) <= 15):
+        raise NotFound(f"no audit {written[:40]!r}; GET {REVIEW_PATH} lists those that wait for a label")
+    return int(written)
+
+
+def _query(request: Request, declared: type[Given]) -> Given:
+    given = {name: text for _, name, text in read_query(request.scope["query_string"])}
+    try:
+        return msgspec.convert(given, declared, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadField(f"query: {error}") from None
+
+
+async def _body(request: Request, declared: type[Given]) -> Given:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY_BYTES:
+            raise TooLarge(f"the body has more than {MOST_BODY_BYTES} bytes")
+    try:
+        return msgspec.json.decode(body or b"{}", type=declared)
+    except MALFORMED as error:
+        raise BadField(f"body: {error}") from None

@@ -1,0 +1,314 @@
+"""People label audits, and a node's certificates are made of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from edge.monitoring.evidence_log import EvidenceLog
+from edge.monitoring.review import FEWEST, Review, Reviewer
+from hawkvision.cascade.certification.profile import threshold_value
+from hawkvision.cascade.certification.profile_files import load_site
+from hawkvision.cascade.policy import Policy
+from hawkvision.core.errors import BadField, NotFound
+from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop
+from hawkvision.guarantee.labels import RANDOM_IMAGES
+from hawkvision.guarantee.review import BLOCK
+from hawkvision.tasks.kind import TaskKind
+from hawkvision.tasks.registry import task_kind
+from tests.hawkvision.cascade.synthetic import KIND, make_logits, make_profile
+
+T = TypeVar("T")
+PROFILE = make_profile()
+PAIR = PROFILE.pair("small", "large")
+VERSIONS = "1"
+
+
+class Desk:
+    """A log of audits of the synthetic cascade, whose true classes are known, and its review."""
+
+    def __init__(self, folder: Path, *, certificates: bool = True, kind: TaskKind[Any] = KIND) -> None:
+        self.file = folder / "certificates.json"
+        self.log = EvidenceLog(folder / "audits", 0.02, most_bytes=10_000_000, most_days=1.0)
+        self.truths: list[int] = []
+        self.reviewer = Reviewer(
+            "digits", kind, self.log, lambda: (PROFILE, PAIR), lambda: VERSIONS, self.file if certificates else None
+        )
+
+    def audit(self, n: int, *, missing: int = 0, versions: str = VERSIONS, u: float = 0.0) -> None:
+        """Audits of images like those of the profile, of which the first are missing."""
+        rng = np.random.default_rng(len(self.truths) + 1)
+        labels = rng.integers(0, 10, n)
+        temperature = PROFILE.stage("small").temperature
+        edge = KIND.calibrated(list(make_logits(rng, labels, 3.0)), temperature)
+        best = make_logits(rng, labels, 8.0).argmax(1)
+        scores = KIND.score_all(edge, PAIR.score)
+        for place, (output, reference, score) in enumerate(zip(edge, best.tolist(), scores.tolist(), strict=True)):
+            image, said = f"{len(self.truths)}".encode(), int(np.argmax(output))
+            self.truths.append(int(labels[place]))
+            number = self.log.draw(u, b"\x01", versions, image, score, {"index": said})
+            assert number == len(self.truths)
+            answer = None if place < missing else {"index": reference}
+            self.log.settle(number, image, answer, float(said != reference))
+
+    async def page(self, **asked: Any) -> Review:
+        return await self.reviewer.show(
+            asked.get("block"), asked.get("offset", 0), asked.get("limit", 100), labelled=asked.get("labelled", False)
+        )
+
+    async def label_all(self, say: Callable[[int, Any], Any], pages: int = 99) -> int:
+        """Label what waits by `say`, which gets the true class and the image. How many were labelled."""
+        done, page = 0, await self.page()
+        while page.items and pages:
+            pages -= 1
+            for item in page.items:
+                await self.reviewer.label(int(item.id), say(self.truths[int(item.id) - 1], item))
+            done += len(page.items)
+            page = await self.page()
+        return done
+
+
+def truly(truth: int, _: Any) -> str:
+    return KIND.labels[truth]
+
+
+def by_clicks(truth: int, item: Any) -> str:
+    """Who only says which answer is right."""
+    names = [answer.label for answer in item.answers]
+    if KIND.labels[truth] in names:
+        return "right" if len(names) == 1 else ("first", "second")[names.index(KIND.labels[truth])]
+    return "wrong" if len(names) == 1 else "neither"
+
+
+def at_desk(folder: Path, scenario: Callable[[Desk], Awaitable[T]], **options: Any) -> T:
+    async def run() -> T:
+        desk = Desk(folder, **options)
+        try:
+            return await scenario(desk)
+        finally:
+            await desk.log.close()
+
+    return asyncio.run(run())
+
+
+def to_best(review: Any) -> dict[float, float]:
+    return {target.max_accuracy_drop: target.to_best for target in review.targets}
+
+
+@pytest.mark.parametrize("say", [truly, by_clicks])
+def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(
+    tmp_path: Path, say: Callable[[int, Any], Any]
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        before = await desk.page()
+        assert [item.kind for item in before.items[:RANDOM_IMAGES]] == ["random"] * RANDOM_IMAGES
+        assert {item.kind for item in before.items[RANDOM_IMAGES:]} == {"disagreement"}
+        assert (before.audits, before.block, before.doubt, before.next) == (BLOCK, 0, None, 100)
+        unlabelled = await desk.reviewer.certify(None, labels_checked=False)
+        assert (unlabelled.basis, unlabelled.labels) == ("agreement", 0)
+        labelled = await desk.label_all(say)
+        after = await desk.page()
+        assert labelled == after.labelled >= before.disagreements
+        made = await desk.reviewer.certify(None, labels_checked=False)
+        assert (made.basis, made.labels, made.n) == ("labelled", labelled, BLOCK)
+        assert {target.delta for target in made.targets} == {0.025}
+        assert made.targets == after.targets
+        assert set(made.accuracies) == {"small", "large"}
+        assert all(to_best(made)[drop] <= share for drop, share in to_best(unlabelled).items())
+        assert to_best(made)[0.05] < to_best(unlabelled)[0.05]
+
+    at_desk(tmp_path, scenario)
+    site = load_site(tmp_path / "certificates.json")
+    assert (site.basis, site.data.n) == ("review", BLOCK)
+    route = Policy(PROFILE, "small", "large", site=site).route(MaxAccuracyDrop(0.05))
+    assert route.guarantee.status is AccuracyStatus.CERTIFIED
+    assert route.threshold == threshold_value(
+        next(each.threshold for each in reversed(site.pairs[0].conditions[0].certificates) if each.max_drop <= 0.0475)
+    )
+
+
+def test_the_order_of_answers_does_not_say_whose_they_are(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> int:
+        desk.audit(BLOCK)
+        reference_first = 0
+        for item in (await desk.page(offset=RANDOM_IMAGES)).items:
+            audit = await desk.log.audit(int(item.id))
+            assert audit is not None
+            assert audit.reference is not None
+            reference_first += item.answers[0].label == KIND.labels[audit.reference["index"]]
+        return reference_first
+
+    assert 30 < at_desk(tmp_path, scenario) < 70
+
+
+def test_a_label_can_be_taken_back(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(200)
+        before = await desk.page()
+        item = before.items[-1]
+        assert (await desk.reviewer.label(int(item.id), "cannot_tell")).label == "cannot_tell"
+        page = await desk.page(labelled=True)
+        assert [(each.id, each.label) for each in page.items] == [(item.id, "cannot_tell")]
+        assert page.targets == before.targets, "what nobody can tell counts as lost"
+        assert (await desk.reviewer.label(int(item.id), None)).label is None
+        assert {each.id for each in (await desk.page()).items} == {each.id for each in before.items}
+
+    at_desk(tmp_path, scenario)
+
+
+def test_labels_shifted_by_a_class_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        await desk.label_all(lambda truth, _: (truth + 1) % 10, pages=1)
+        assert (await desk.page()).doubt is not None
+        with pytest.raises(BadField, match=r"if the labels were not shifted by \+1"):
+            await desk.reviewer.certify(None, labels_checked=True)
+        assert not desk.file.exists()
+
+    at_desk(tmp_path, scenario)
+
+
+def test_clicks_that_call_every_answer_wrong_are_refused(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        await desk.label_all(lambda _, item: "wrong" if len(item.answers) == 1 else "neither", pages=1)
+        with pytest.raises(BadField, match=r"large is right on 0\.0%, no oftener than by chance"):
+            await desk.reviewer.certify(None, labels_checked=True)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_labels_count_once_enough_of_those_drawn_at_random_are_known(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        item = (await desk.page()).items[0]
+        await desk.reviewer.label(int(item.id), truly(desk.truths[int(item.id) - 1], item))
+        with pytest.raises(BadField, match="expected at least 24"):
+            await desk.reviewer.certify(None, labels_checked=False)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_what_cannot_be_certified_is_refused_and_says_why(tmp_path: Path) -> None:
+    async def few(desk: Desk) -> None:
+        desk.audit(FEWEST - 1)
+        with pytest.raises(BadField, match="49 audits certify nothing"):
+            await desk.reviewer.certify(None, labels_checked=False)
+        with pytest.raises(NotFound, match="there is none of number 1"):
+            await desk.page(block=1)
+
+    async def no_file(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        with pytest.raises(BadField, match=r"set `edge\.certificates`"):
+            await desk.reviewer.certify(None, labels_checked=False)
+
+    for name, scenario, certificates in (("few", few, True), ("none", no_file, False)):
+        (tmp_path / name).mkdir()
+        at_desk(tmp_path / name, scenario, certificates=certificates)
+
+
+def test_only_audits_of_the_stages_that_run_are_evidence_and_missing_ones_are_lost(tmp_path: Path) -> None:
+    async def scenario(desk: Desk, missing: int) -> dict[float, float]:
+        desk.audit(300, versions="0")
+        desk.audit(400, missing=missing)
+        page = await desk.page()
+        assert page.audits == 400
+        assert page.disagreements >= missing
+        return to_best(page)
+
+    (tmp_path / "other").mkdir()
+    some = at_desk(tmp_path, lambda desk: scenario(desk, 80))
+    none = at_desk(tmp_path / "other", lambda desk: scenario(desk, 0))
+    assert all(some[drop] >= share for drop, share in none.items())
+    assert some[0.3] > none[0.3]
+
+
+@pytest.mark.parametrize("label", ["an unknown class", 10, -1, 1.5, True, ["0"], {"label": "0"}, "right"])
+def test_a_label_that_is_none_is_refused_with_those_that_are(tmp_path: Path, label: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(100)
+        item = next(each for each in (await desk.page()).items if len(each.answers) == 2)
+        with pytest.raises(BadField, match="takes first, second, neither, cannot_tell, or: label: expected"):
+            await desk.reviewer.label(int(item.id), label)
+        for number in (0, 101, 10**12):
+            with pytest.raises(NotFound, match="no audit"):
+                await desk.reviewer.label(number, "first")
+        with pytest.raises(NotFound, match="no image"):
+            await desk.reviewer.image(101)
+        assert await desk.reviewer.image(int(item.id)) == str(int(item.id) - 1).encode()
+
+    at_desk(tmp_path, scenario)
+
+
+def test_boxes_cannot_be_labelled_here(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        with pytest.raises(BadField, match="of kind 'detection', which cannot be labelled here"):
+            await desk.reviewer.label(1, "first")
+
+    at_desk(tmp_path, scenario, kind=task_kind("detection", ["car"], {}))
+
+
+def test_a_block_keeps_its_part_of_delta_and_the_next_one_has_half_of_it(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(3):
+            desk.audit(BLOCK, missing=BLOCK // 10)
+        made = [await desk.reviewer.certify(block, labels_checked=False) for block in (0, 1, 0, 2)]
+        of_one_percent = [{each.max_accuracy_drop: each.delta for each in one.targets}[0.01] for one in made]
+        assert of_one_percent == [0.025, 0.0125, 0.025, 0.00625]
+        of_half = [{each.max_accuracy_drop: each.delta for each in one.targets}[0.5] for one in made]
+        assert of_half == [0.025] * 4, "each block certified this"
+        assert not {each.max_accuracy_drop: each.certified for each in made[0].targets}[0.01]
+        written = {each.max_drop: each.delta for each in load_site(desk.file).pairs[0].conditions[0].certificates}
+        assert (written[0.0095], written[0.475]) == (0.00625, 0.025)
+        desk.audit(10)
+        assert (await desk.page()).block == 2, "the newest full one"
+        assert (await desk.page(block=3)).audits == 10
+
+    at_desk(tmp_path, scenario)
+
+
+COUNTS = task_kind("counting", ["car"], {"groups": {"cars": ("car",)}, "max_error": 4.0})
+SETS = task_kind("multi_label", ["cat", "dog"], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "label", "losses"),
+    [
+        (COUNTS, (3, 5), 4, (0.25, 0.25)),
+        (COUNTS, (3, 5), {"cars": 5}, (0.5, 0.0)),
+        (COUNTS, (3, 5), {"image": {"cars": 3}}, (0.0, 0.5)),
+        (SETS, (["cat"], ["cat", "dog"]), ["cat", "dog"], (0.5, 0.0)),
+        (SETS, (["cat"], ["cat", "dog"]), [], (1.0, 1.0)),
+    ],
+)
+def test_counts_take_numbers_and_sets_of_labels_their_names(
+    tmp_path: Path, kind: TaskKind[Any], answers: Any, label: Any, losses: tuple[float, float]
+) -> None:
+    def written(answer: Any) -> dict[str, Any]:
+        if kind is COUNTS:
+            return {"counts": {"image": {"cars": answer}}, "confidence": 0.9}
+        labels = [{"index": kind.labels.index(each), "confidence": 0.9} for each in answer]
+        return {"labels": labels, "confidence": 0.9}
+
+    async def scenario(desk: Desk) -> None:
+        number = desk.log.draw(0.0, b"", VERSIONS, b"image", 0.9, written(answers[0]))
+        assert number == 1
+        desk.log.settle(1, b"image", written(answers[1]), 0.5)
+        (item,) = (await desk.page()).items
+        assert item.choices == ("first", "second", "cannot_tell")
+        assert sorted(str(each.label) for each in item.answers) == sorted(map(str, answers))
+        await desk.reviewer.label(1, label)
+        audit = await desk.log.audit(1)
+        assert audit is not None
+        assert audit.losses == losses
+        for wrong in ("neither", "many", {"trucks": 1}, ["horse"], -1):
+            with pytest.raises(BadField, match="audit 1 takes first, second, cannot_tell, or: label:"):
+                await desk.reviewer.label(1, wrong)
+
+    at_desk(tmp_path, scenario, kind=kind)

@@ -1,0 +1,182 @@
+"""Review over HTTP: a node keeps audits, a person with a key of that scope labels them, and certificates come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hawkvision.cascade.certification.profile_files import load_profile, load_site
+from hawkvision.client import Client
+from hawkvision.core.errors import BadField, Forbidden
+from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
+from hawkvision.servers.keyfile import Scope, add_key
+from hawkvision.system.child_server import ServerProcess, running
+from tests.edge.conftest import Caller, Reply
+from tests.edge.peer import Peer, running_peer
+from tests.images import encoded
+from tests.waiting import until
+
+pytestmark = pytest.mark.slow
+EDGE = "squeezenet1_1_int8"
+REFERENCE = load_profile(models_dir() / "imagenet" / "profile.json").stage("reference").fingerprint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("review")
+
+
+@pytest.fixture(scope="module")
+def keys(folder: Path) -> dict[str, str]:
+    return {scope.value: add_key(folder / "keys.toml", scope.value, [scope]) for scope in Scope}
+
+
+@pytest.fixture(scope="module")
+def datacenter() -> Iterator[Peer]:
+    with running_peer(model="reference", fingerprint=REFERENCE, intermediate="upright_ensemble") as peer:
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def node(folder: Path, keys: dict[str, str], datacenter: Peer) -> Iterator[ServerProcess]:
+    """A node that has audited some sixty images, which the tier answers otherwise."""
+    if not artifact_path(cache_dir(), "imagenet", EDGE).is_file():
+        pytest.skip(f"{EDGE} has not been built on this machine")
+    command = [
+        "edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--datacenter-url", datacenter.url,
+        "--state-file", str(folder / "state"), "--certificates", str(folder / "certificates.json"),
+        "--audit-share", "0.2",
+        "--review-max-bytes", "10000000", "--review-max-days", "1", "--keys-file", str(folder / "keys.toml"),
+    ]  # fmt: skip
+    with running(*command) as process:
+        at = Desk(process, keys)
+        while at.shown()["audits"] < 55:
+            for _ in range(20):
+                assert at.caller.classify(encoded(), "quality=fast", **at.key("infer")).status == 200
+        yield process
+
+
+class Desk:
+    """Who asks a node with one of its keys."""
+
+    def __init__(self, node: ServerProcess, keys: dict[str, str]) -> None:
+        self.caller = Caller(node)
+        self._keys = keys
+
+    def key(self, scope: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._keys[scope]}"}
+
+    def ask(self, method: str, path: str, body: Any = None, scope: str = "review") -> Reply:
+        sent = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        return self.caller.send(method, path, sent, self.key(scope))
+
+    def shown(self, query: str = "") -> Any:
+        reply = self.ask("GET", f"/v1/review?{query}")
+        assert reply.status == 200, reply.body
+        return reply.json
+
+
+@pytest.fixture
+def desk(node: ServerProcess, keys: dict[str, str]) -> Iterator[Desk]:
+    desk = Desk(node, keys)
+    yield desk
+    desk.caller.close()
+
+
+def test_disagreements_wait_with_their_images_page_by_page(desk: Desk) -> None:
+    first = desk.shown("limit=10")
+    assert (first["task"], first["block"], first["size"], first["keeps_images"]) == ("imagenet", 0, 2048, True)
+    assert (len(first["items"]), first["next"]) == (10, 10)
+    second = desk.shown("limit=10&offset=10")
+    assert not {item["id"] for item in first["items"]} & {item["id"] for item in second["items"]}
+    item = first["items"][0]
+    assert len(item["answers"]) == 2
+    assert item["choices"] == ["first", "second", "neither", "cannot_tell"]
+    image = desk.ask("GET", item["image"])
+    assert (image.status, image.body) == (200, encoded())
+    assert image.headers["content-type"] == "image/jpeg"
+    assert image.headers["cache-control"] == "no-store"
+
+
+def test_a_label_is_kept_and_can_be_taken_back(desk: Desk) -> None:
+    item = desk.shown()["items"][0]
+    said = desk.ask("POST", f"/v1/review/{item['id']}", {"label": item["answers"][0]["label"]})
+    assert (said.status, said.json["label"]) == (200, item["answers"][0]["label"])
+    assert [each["id"] for each in desk.shown("labelled=true")["items"]] == [item["id"]]
+    assert desk.ask("DELETE", f"/v1/review/{item['id']}").json["label"] is None
+    assert desk.shown("labelled=true")["items"] == []
+
+
+@pytest.mark.parametrize("scope", [scope for scope in Scope if scope is not Scope.REVIEW])
+def test_callers_images_need_a_key_for_review(desk: Desk, scope: Scope) -> None:
+    for method, path in (("GET", ""), ("GET", "/1/image"), ("HEAD", "/1/image"), ("POST", "/1"), ("DELETE", "/1")):
+        refused = desk.ask(method, f"/v1/review{path}", scope=scope)
+        assert refused.status == 403
+        if method != "HEAD":
+            assert f"the key '{scope}' may {scope}; this needs a key that may review" in refused.json["error"]
+    assert desk.caller.get("/v1/review").status == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("GET", "?block=1", None, 404, "there is none of number 1"),
+        ("GET", "?block=x", None, 400, "query: Expected `int | null`, got `str` - at `$.block`"),
+        ("GET", "?limit=101", None, 400, "query: Expected `int` <= 100"),
+        ("GET", "?what=1", None, 400, "unknown field `what`"),
+        ("GET", "?task=other", None, 404, "'other' is not served here"),
+        ("GET", "/1000/image", None, 404, "no image of 1000 is kept"),
+        ("GET", "/x/image", None, 404, "no audit 'x'"),
+        ("POST", "/1", b"", 400, "missing required field `label`"),
+        ("POST", "/1", b"{", 400, "body:"),
+        ("POST", "/1", {"label": "first", "more": 1}, 400, "unknown field `more`"),
+        ("POST", "/1", {"label": None}, 400, "DELETE takes a label back"),
+        ("POST", "/1", {"label": "a cat of no kind"}, 400, "takes first, second, neither, cannot_tell, or: label"),
+        ("POST", "/1", b'{"label": "' + b"x" * 70_000 + b'"}', 413, "more than 65536 bytes"),
+        ("POST", "/9999999", {"label": "first"}, 404, "no audit 9999999"),
+        ("PUT", "/1", {"label": "first"}, 403, "needs a key that may operate"),
+    ],
+)
+def test_what_is_malformed_is_refused_and_said(
+    desk: Desk, method: str, path: str, body: Any, status: int, says: str
+) -> None:
+    refused = desk.ask(method, f"/v1/review{path}", body)
+    assert (refused.status, says in refused.json["error"]) == (status, True), refused.body
+
+
+def test_certificates_are_made_and_put_in_force_by_who_may_operate(
+    node: ServerProcess, desk: Desk, keys: dict[str, str], folder: Path
+) -> None:
+    assert desk.ask("POST", "/v1/certificates", {}).status == 403
+    url = f"http://127.0.0.1:{node.port}"
+    with Client(url, api_key=keys["review"]) as client, pytest.raises(Forbidden):
+        client.certify()
+    with Client(url, api_key=keys["operate"]) as client:
+        item = desk.shown()["items"][0]
+        desk.ask("POST", f"/v1/review/{item['id']}", {"label": "cannot_tell"})
+        made = client.certify("imagenet")
+        assert (made["edge"], made["basis"], made["labels"]) == (EDGE, "agreement", 0)
+        desk.ask("POST", f"/v1/review/{item['id']}", {"label": "neither"})
+        with pytest.raises(BadField, match="expected at least 24"):
+            client.certify()
+        desk.ask("DELETE", f"/v1/review/{item['id']}")
+    assert load_site(folder / "certificates.json").basis == "review"
+    asyncio.run(until(lambda: "certificates: read again, and in force from now on" in node.output()))
+    printed = subprocess.run(
+        [sys.executable, "-m", "hawkvision", "certify", "--from", url],
+        env={**os.environ, "COLUMNS": "160", "HAWKVISION_API_KEY": keys["operate"]},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert printed.returncode == 0, printed.stderr
+    assert f"audits of {url}, block 0; in force there within seconds" in printed.stdout
+    assert EDGE in printed.stdout
