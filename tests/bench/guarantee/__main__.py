@@ -7,10 +7,11 @@ import logging
 import sys
 from typing import Any, Final
 
-from tests.bench.guarantee import certificates, delays, fractional_losses, labels, node, scenarios
+from tests.bench.guarantee import certificates, defaults, delays, fractional_losses, labels, node, scenarios
 
 PARTS: Final[dict[str, Any]] = {
     "certificates": certificates,
+    "defaults": defaults,
     "fractions": fractional_losses,
     "labels": labels,
     "delays": delays,

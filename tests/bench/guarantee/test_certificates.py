@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
+from hawkvision.core.types import AccuracyStatus, Quality
 from hawkvision.guarantee.bounds import paired_exact_p
 from hawkvision.guarantee.certificate import certify, drop_bound
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, Thresholds, sweep, threshold_grid, two_levels
 from hawkvision.guarantee.labels import label_needs
 from tests.bench.guarantee.certificates import EVIDENCE, Population, Study, labelled_in_turn, pool_of
+from tests.bench.guarantee.defaults import MODELS, default_of, shipped_tasks
 from tests.bench.guarantee.fractional_losses import ADVERSARIES, KINDS, draw, kept, of_kind, upper
 from tests.bench.guarantee.fractional_losses import study as study_fractions
 from tests.bench.guarantee.rules import OTHERS, Flags, Goal, Pool, exact, sweep_grid
@@ -124,3 +127,21 @@ def test_no_statement_about_fractional_losses_is_wrong_more_often_than_it_says(n
         cells = study_fractions(population, n, draws=300, seed=2)
         assert {cell.statement for cell in cells} >= {"drop", "fast", "agreement", "interval"}
         assert not any(cell.broken for cell in cells), cells
+
+
+@pytest.mark.parametrize("task", shipped_tasks())
+def test_the_default_request_of_a_shipped_task_is_certified_or_its_card_says_why_not(task: str) -> None:
+    found, card = default_of(task), " ".join((MODELS / task / "CARD.md").read_text().split())
+    assert found.route.guarantee.target is Quality.BALANCED
+    assert found.certified != ("The default request is not certified because" in card)
+    stated = found.route.guarantee.max_drop
+    assert stated is None or stated in CERTIFIED_DROPS
+
+
+def test_a_default_that_escalates_everything_or_has_no_certificate_is_not_called_certified() -> None:
+    known = default_of("cifar10")
+    assert known.certified
+    escalated = replace(known.route, escalation=1.0)
+    assert not replace(known, route=escalated).certified
+    best_effort = replace(known.route.guarantee, status=AccuracyStatus.BEST_EFFORT)
+    assert not replace(known, route=replace(known.route, guarantee=best_effort)).certified
