@@ -204,8 +204,9 @@ def make_context(
     certification, best = components.certification, components.best
     policy, intermediate = certification.policy, certification.policy.pair.intermediate
     url = None if datacenter is None else datacenter.url
+    max_age_s = config.certificate_max_age_days * 86_400.0
     served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
-    guarantees = Guarantees(components.stage, certification.profile, policy, best, served, streams)
+    guarantees = Guarantees(components.stage, certification.profile, policy, best, served, streams, max_age_s)
     auditor = Auditor(
         config.task, components.stage.kind, best, datacenter, metrics, streams.monitor, DATACENTER_TIMEOUT_S,
         partial(served.serves, best), served.certified, components.stage.name, evidence, guarantees.versions,

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final
 
@@ -44,6 +45,7 @@ class Streams:
         clock: Clock,
         draws: random.Random,
         profiles: Collection[str] | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Start with what the file knows.
 
@@ -56,7 +58,9 @@ class Streams:
             clock: for the time that audits wait.
             draws: random numbers that choose the images to audit.
             profiles: names of the node's certificates (`Policy.profiles`); None: of any.
+            wall: seconds since 1970, for the age of certificates.
         """
+        self.wall = wall
         self._task = task
         self._metrics = metrics
         self._file = file

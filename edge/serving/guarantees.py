@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Final
 
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certificate_reload import Certification
@@ -18,6 +20,9 @@ from hawkvision.guarantee.monitor import Watched
 from hawkvision.models.fingerprints import parts_of
 from hawkvision.system.files import sha256_of
 
+CLOCK_SKEW_S: Final = 86_400.0
+"""How much later than the node's clock the newest image behind a certificate may be."""
+
 
 class Guarantees:
     """The edge stage, the policy and the certified versions that belong together. Used on one event loop."""
@@ -30,6 +35,7 @@ class Guarantees:
         best: str,
         served: ServedVersions,
         streams: Streams,
+        max_age_s: float = math.inf,
     ) -> None:
         """Put certificates in force.
 
@@ -40,6 +46,7 @@ class Guarantees:
             best: the reference stage.
             served: what the datacenter runs, compared with the certified versions.
             streams: whose evidence supports or suspends the certificates.
+            max_age_s: the age of a site's certificates from which on they certify nothing.
         """
         self.stage = stage
         self.profile = profile
@@ -47,11 +54,21 @@ class Guarantees:
         self.served = served
         self.best = best
         self._streams = streams
+        self._max_age_s = max_age_s
 
     @property
     def certificates_valid(self) -> bool:
-        """Whether the edge stage is the certified one, and the datacenter's stages are, as far as is known."""
-        return self.served.versions.holds(self.stage.name, self.stage.fingerprint) and self.served.all_certified
+        """Whether they have not expired, the edge stage is the certified one, and so are the datacenter's stages, as
+        far as is known.
+        """
+        certified = self.served.versions.holds(self.stage.name, self.stage.fingerprint) and self.served.all_certified
+        return certified and not self.expired
+
+    @property
+    def expired(self) -> bool:
+        """Whether the certificates are too old, or the clock is wrong: earlier than their newest image by a day."""
+        until = self.policy.source.until_s
+        return until is not None and not -CLOCK_SKEW_S <= self._streams.wall() - until <= self._max_age_s
 
     def adopt(self, found: Certification) -> None:
         """Put other certificates in force. Requests under way will claim nothing.
@@ -139,6 +156,8 @@ class Guarantees:
             return without_guarantee(target, reason)
         if guarantee.max_drop is None and guarantee.max_disagreement is None:  # nothing certified is claimed
             return guarantee
+        if route.controls is not None and self.expired:
+            return without_guarantee(target, StatusReason.EXPIRED)
         if route.controls is not None and (not self.served.listed or not streams.monitored(route.disagreement)):
             return without_guarantee(target, StatusReason.UNMONITORED)
         return without_guarantee(target, StatusReason.LATE) if streams.late else guarantee

@@ -82,7 +82,9 @@ class Targets(msgspec.Struct, frozen=True):
     edge: Annotated[StageAccuracy, Meta(description="The edge stage.")]
     best: Annotated[StageAccuracy, Meta(description="The reference stage.")]
     datacenter: Annotated[ListedDatacenter | None, Meta(description="Null for a node without one.")]
-    certificates_valid: Annotated[bool, Meta(description="Whether the certificates are for the models that run.")]
+    certificates_valid: Annotated[
+        bool, Meta(description="Whether the certificates are for the models that run, and not expired.")
+    ]
     certificates: Annotated[ListedCertificates, Meta(description="What the guarantees rest on.")]
     maximum_min_accuracy: Annotated[Fraction, Meta(description="The highest `min_accuracy` that can be asked for.")]
     targets: Annotated[list[ListedTarget], Meta(description="Some targets; others may be asked for too.")]

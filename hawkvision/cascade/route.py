@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.monitor import Claims
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """The images that certificates were made from."""
 
@@ -30,6 +31,11 @@ class Source:
     """Time of the oldest; None where it is not known."""
     until: datetime | None = None
     """Time of the newest; None for those that came with the profile."""
+
+    @functools.cached_property
+    def until_s(self) -> float | None:
+        """The same in seconds since 1970."""
+        return None if self.until is None else self.until.timestamp()
 
 
 def source_of(profile: Profile, site: SiteCertificates | None) -> Source:

@@ -150,7 +150,7 @@ class EdgeMetrics:
             "guarantees", "Answers by the status of their accuracy guarantee", "task", "status"
         )
         self.certificates_valid = self._gauge(
-            "certificates_valid", "Whether certificates match the loaded models", "task"
+            "certificates_valid", "Whether certificates match the loaded models and have not expired", "task"
         )
         self.alarms = self._counter("alarms", "Guarantees suspended because traffic is not as certified", "task")
         self.streams = self._gauge("streams", "Streams in memory", "task")

@@ -130,6 +130,9 @@ class StatusReason(StrEnum):
     """Only `max_disagreement` is certified, and a drop or an accuracy was asked for."""
     UNMONITORED = "unmonitored"
     """Too few audits take place to tell whether the certificate holds for the traffic."""
+    EXPIRED = "expired"
+    """The newest image behind a site's certificate is older than `certificate_max_age_days`, or later than the node's
+    clock."""
     LATE = "late"
     """Too many requests of the caller and target were not answered as routed: late, below their target, or not."""
 

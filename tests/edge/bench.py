@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from edge.serving.context import EdgeExecutor
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline
 from edge.serving.request import ImageRequest
+from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.metrics import EdgeMetrics
@@ -152,6 +154,8 @@ async def bench(
     kind: TaskKind[Any] = TEN,
     tensors: Tensors | None = None,
     evidence: Callable[[], EvidenceLog] | None = None,
+    site: SiteCertificates | None = None,
+    wall: Callable[[], float] = time.time,
 ) -> AsyncIterator[Bench]:
     """The node, under its own policy or a baseline's.
 
@@ -164,7 +168,7 @@ async def bench(
         config or EdgeConfig(), task=task, max_pixels=max_pixels, audit_share=audit_share
     )
     make_policy: MakePolicy = Policy if baseline is None else baseline.make_policy
-    policy = make_policy(profile, "small", "large", alone=peer is None)
+    policy = make_policy(profile, "small", "large", alone=peer is None, site=site)
     stage = EdgeStage(
         "small",
         LoadedModel("small", backend, SPEC, wide),
@@ -187,7 +191,7 @@ async def bench(
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
     certification = Certification(profile, policy, versions, stage.temperature, policy.pair.score)
     draws = random.Random(1)
-    streams = Streams(task, max_streams, audit_share, metrics, file, clock, draws, policy.profiles)
+    streams = Streams(task, max_streams, audit_share, metrics, file, clock, draws, policy.profiles, wall)
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)
     kept = None if evidence is None else evidence()

@@ -174,6 +174,9 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
     audit_share: Annotated[float, GUARANTEES(
         "Share of images that the reference stage answers too, in the background, to monitor guarantees: up to 0.2 on "
         "suspicion, 0 for none. Without audits, answers from lower stages are not certified.", ge=0.0, le=0.2)] = 0.02
+    certificate_max_age_days: Annotated[float, GUARANTEES(
+        "Age of the newest image behind a site's certificates from which on nothing is certified by them "
+        "(`status_reason: expired`). Shipped certificates have no age.", gt=0.0)] = 90.0
     state_file: Annotated[Path | None, GUARANTEES(
         "SQLite file that keeps the state of streams across restarts. Default: one per task and address below "
         "`$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0.")] = None

@@ -26,6 +26,7 @@ OF_EACH_TASK: Final = (
     "memory_bytes",
     "request_memory_bytes",
     "audit_share",
+    "certificate_max_age_days",
     "max_streams",
 )
 """Settings that `task_settings` takes."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge.serving.targets_listing import ListedTarget, describe_targets
+from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import (
     AccuracyStatus,
@@ -38,6 +40,7 @@ from tests.edge.bench import (
     run,
 )
 from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.hawkvision.cascade.synthetic import make_profile, site_of
 from tests.waiting import until
 
 ME = "127.0.0.1"
@@ -53,6 +56,39 @@ def balanced(it: Bench) -> ListedTarget:
 
 def suspended(it: Bench, stream: str | None = None, target: Target = Quality.BALANCED, caller: str = ME) -> bool:
     return it.node.guarantees.watched(it.node.policy.route(target), stream, caller).suspended
+
+
+# --------------------------------------------------------------------------------------------------------- age
+
+
+def test_a_sites_certificate_expires_with_its_newest_image_and_what_needs_none_does_not(large: Peer) -> None:
+    site, wall = site_of(make_profile()), ManualClock(datetime(2026, 11, 21, tzinfo=UTC).timestamp())
+    days, large.top_k = 86_400.0, AGREES
+
+    async def scenario() -> list[tuple[StatusReason | None, float]]:
+        async with bench(large, SURE, site=site, wall=wall.now) as it:
+            await known(it.node)
+            found = []
+            for passed in (0.0, 90.0, 0.001):
+                wall.advance(passed * days)
+                found.append(((await it.ask()).accuracy.status_reason, it.counted("certificates_valid")))
+            assert (await it.ask(target=Quality.BEST)).accuracy.status is AccuracyStatus.CERTIFIED
+            assert balanced(it).accuracy.status_reason is StatusReason.EXPIRED
+            return found
+
+    assert run(scenario) == [(None, 1.0), (None, 1.0), (StatusReason.EXPIRED, 0.0)]
+
+
+def test_a_clock_that_is_earlier_than_the_evidence_cannot_tell_a_certificates_age(large: Peer) -> None:
+    site, large.top_k = site_of(make_profile()), AGREES
+
+    async def scenario() -> tuple[StatusReason | None, float | None]:
+        async with bench(large, SURE, site=site, wall=lambda: 0.0) as it:
+            await known(it.node)
+            said = (await it.ask()).accuracy
+            return said.status_reason, said.max_drop
+
+    assert run(scenario) == (StatusReason.EXPIRED, None)
 
 
 # ------------------------------------------------------------------------------------------------------- drift
