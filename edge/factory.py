@@ -162,7 +162,15 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         log.info("%s: %d MB for bodies and decoding, by %s", config.task, parts.total // 1_000_000, parts.basis)
         draws = random.Random()  # noqa: S311 - nobody gains by guessing them before an answer is given
         streams = Streams(
-            config.task, config.max_streams, config.audit_share, metrics, state, clock, draws, policy.profiles
+            config.task,
+            config.max_streams,
+            config.audit_share,
+            metrics,
+            state,
+            clock,
+            draws,
+            policy.profiles,
+            policy.source.dates,
         )
         executor = EdgeExecutor(config.task, stage.name, pool, limits, clock, metrics, config.max_pixels)
         baseline = components.baseline

@@ -22,7 +22,7 @@ from hawkvision.cascade.route import Controls
 from hawkvision.core.clock import Clock
 from hawkvision.core.logs import Transitions
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.guarantee.monitor import NODE, UNWATCHED, Monitor, Stream, StreamState, Watched
+from hawkvision.guarantee.monitor import NODE, UNWATCHED, Dates, Monitor, Stream, StreamState, Watched
 
 log = logging.getLogger("hawkvision.edge")
 
@@ -45,6 +45,7 @@ class Streams:
         clock: Clock,
         draws: random.Random,
         profiles: Collection[str] | None = None,
+        dates: Dates = Dates(),  # noqa: B008 - immutable
         wall: Callable[[], float] = time.time,
     ) -> None:
         """Start with what the file knows.
@@ -58,7 +59,8 @@ class Streams:
             clock: for the time that audits wait.
             draws: random numbers that choose the images to audit.
             profiles: names of the node's certificates (`Policy.profiles`); None: of any.
-            wall: seconds since 1970, for the age of certificates.
+            dates: of the images behind them.
+            wall: seconds since 1970.
         """
         self.wall = wall
         self._task = task
@@ -71,7 +73,7 @@ class Streams:
         self._stopping = asyncio.Event()
         self.monitor = Monitor(
             limit, audit_share, clock.now, draws.random, on_change=self._note, on_turn=self._turned, profiles=profiles,
-            states=self._read(),
+            dates=dates, states=self._read(), wall=wall,
         )  # fmt: skip
         suspended = sum(stream.alarm for stream in self.monitor.all())
         if suspended:

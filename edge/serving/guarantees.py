@@ -67,8 +67,8 @@ class Guarantees:
     @property
     def expired(self) -> bool:
         """Whether the certificates are too old, or the clock is wrong: earlier than their newest image by a day."""
-        until = self.policy.source.until_s
-        return until is not None and not -CLOCK_SKEW_S <= self._streams.wall() - until <= self._max_age_s
+        until = self.policy.source.dates.until
+        return until > -math.inf and not -CLOCK_SKEW_S <= self._streams.wall() - until <= self._max_age_s
 
     def adopt(self, found: Certification) -> None:
         """Put other certificates in force. Requests under way will claim nothing.
@@ -93,7 +93,7 @@ class Guarantees:
                 )
         self.stage = replace(stage, temperature=found.temperature, score=found.score)
         self.profile, self.policy = found.profile, found.policy
-        self._streams.monitor.adopt(found.policy.profiles)
+        self._streams.monitor.adopt(found.policy.profiles, found.policy.source.dates)
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 

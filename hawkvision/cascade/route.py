@@ -15,7 +15,7 @@ from hawkvision.cascade.certification.profile import Certificate, Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
 from hawkvision.guarantee.answered import stated_drop
-from hawkvision.guarantee.monitor import Claims
+from hawkvision.guarantee.monitor import Claims, Dates
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Source:
     """Time of the newest; None for those that came with the profile."""
 
     @functools.cached_property
-    def until_s(self) -> float | None:
-        """The same in seconds since 1970."""
-        return None if self.until is None else self.until.timestamp()
+    def dates(self) -> Dates:
+        """Both in seconds since 1970."""
+        return Dates(*(-math.inf if each is None else each.timestamp() for each in (self.since, self.until)))
 
 
 def source_of(profile: Profile, site: SiteCertificates | None) -> Source:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 from msgspec import Meta
 
 from hawkvision.cli.options import ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
+from hawkvision.core.types import time_text
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.system.files import CacheDir
 
@@ -235,7 +236,9 @@ def _print_site(found: SiteRun, path: Path) -> None:
                 )
             )  # fmt: skip
     _print_targets(rows, bounded={pair.conditions[0].fast.basis for pair in site.pairs} == {"disagreement"})
-    print(f"certified on {site.data.n} images; written to {path}; `hawkvision edge up --certificates {path}`")
+    taken = f"from {'an unknown time' if site.since is None else time_text(site.since)} to {time_text(site.until)}"
+    print(f"certified on {site.data.n} images {taken}")
+    print(f"written to {path}; `hawkvision edge up --certificates {path}`")
 
 
 _Row: TypeAlias = tuple[str, float, bool, float, float, float | str, tuple[int, int, float] | None]

@@ -13,7 +13,7 @@ its bets are lost, and new ones start.
 
 *Restoration* is the same test in the other direction, on audits since the alarm: p < d against "E Z_k ≥ d_k". It
 must succeed for every claim at once, with at least `LEAST_RETURN` audits. The j-th has δ / 2^min(j, 3). An audit that
-is missing counts as a disagreement here.
+is missing counts as a disagreement here. A certificate whose images are all later than the last alarm ends it, too.
 
 *Whose evidence.* An audit counts in the logs of the stream that the request names, of its caller, and of the node. What
 is in alarm adds nothing to the logs around it, so that one bad camera suspends itself; where that is a tenth of the
@@ -30,11 +30,12 @@ that take longer, such as the images that the edge answered.
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,6 +113,13 @@ def claims_of(profile: str, stage: str, found: list[Claim], delta: float) -> Cla
     return Claims(profile, stage, tuple(Claim(*pair) for pair in sorted(strictest.items())), delta)
 
 
+class Dates(NamedTuple):
+    """When the images behind the certificates in force were taken, in seconds since 1970; −∞ where it is not known."""
+
+    since: float = -math.inf
+    until: float = -math.inf
+
+
 class LogState(msgspec.Struct):
     """A log, as a file keeps it."""
 
@@ -181,6 +189,11 @@ class Log:
         self.state.alarms += 1
         self._begin(alarm=True)
 
+    def lift(self) -> None:
+        """End the alarm."""
+        if self.state.alarm:
+            self._begin(alarm=False)
+
     def kept(self) -> LogState:
         """The state that a file keeps."""
         self.state.evidence = self._evidence.ravel().tolist()
@@ -199,6 +212,9 @@ class StreamState(msgspec.Struct):
     """Whether an alarm stands that is about no log in force: other certificates', or an unreadable state's."""
     failed: list[str] = msgspec.field(default_factory=list)
     """Logs about certificates that are not in force, and were in alarm when they were."""
+    raised: float = 0.0
+    """When the last alarm was raised, in seconds since 1970; not before the newest image of the certificates that were
+    in force then, whatever the clock said."""
     lost: bool = False
     """Of the node: whether an alarm was forgotten. Audits cannot tell whose it was, so they do not lift this one."""
     named: bool = False
@@ -236,19 +252,40 @@ class Stream:
             self.state.logs[claims.key] = found.state
         return found
 
-    def record(self, claims: Claims, score: float, disagreement: float) -> None:
+    def record(self, claims: Claims, score: float, disagreement: float, now: float) -> None:
         """Count the outcome of an audit; `alarm` may change."""
         log = self.log(claims)
         if self.state.carried:  # an alarm that is about no log becomes this one's, whose audits can lift it
             self.state.carried = False
             if not log.alarm:
                 log.suspend()
+        alarms = log.state.alarms
         log.record(score, disagreement)
+        if log.state.alarms > alarms:
+            self.note_alarm(now)
         self.update()
 
-    def suspend(self) -> None:
+    def suspend(self, now: float) -> None:
         """Raise the alarm for all stages."""
         self.state.carried = True
+        self.note_alarm(now)
+        self.update()
+
+    def note_alarm(self, now: float) -> None:
+        """Remember when an alarm was raised."""
+        self.state.raised = max(self.state.raised, now)
+
+    def lift(self, since: float) -> None:
+        """End alarms that were raised before `since`, from when on the images behind the certificates in force are."""
+        state = self.state
+        if not self.alarm or since <= state.raised:
+            return
+        state.carried = state.lost = False
+        for key, each in state.logs.items():
+            if key in self.logs:
+                self.logs[key].lift()
+            elif each.alarm:
+                state.logs[key] = LogState(alarms=each.alarms)
         self.update()
 
     def count(self, *, missing: bool) -> None:
@@ -376,7 +413,9 @@ class Monitor:
         on_change: Callable[[bytes, Stream | None], None],
         on_turn: Callable[[Stream], None],
         profiles: Collection[str] | None = None,
+        dates: Dates = Dates(),  # noqa: B008 - immutable
         states: Mapping[bytes, StreamState] | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Begin, or go on from states.
 
@@ -388,13 +427,17 @@ class Monitor:
             on_change: called with the key of a stream whose state has changed; None: it is forgotten.
             on_turn: called when an alarm begins or ends, before anybody else can see it.
             profiles: of the certificates in force (`Claims.profile`); None: any.
+            dates: of the images behind them.
             states: by key.
+            wall: seconds since 1970.
         """
         self.audit_share = audit_share
         self._limit = limit
         self._clock = clock
         self._draw = draw
         self._profiles = None if profiles is None else frozenset(profiles)
+        self._dates = dates
+        self._wall = wall
         self._on_change = on_change
         self._on_turn = on_turn
         self._quiet: OrderedDict[bytes, Stream] = OrderedDict()
@@ -408,8 +451,12 @@ class Monitor:
         self.node = Stream(NODE, 0.125, states.pop(NODE, None))
         self.answered = AnsweredRequests(self.node.state.answered)
         for stream in (self.node, *(Stream(key, _part(named=state.named), state) for key, state in states.items())):
+            if stream.remembered and not stream.state.raised:  # by a state that could not be read
+                stream.note_alarm(self._now)
+                on_change(stream.key, stream)
             if self._profiles is not None:
                 stream.keep_only(self._profiles)
+            stream.lift(dates.since)
             if stream is not self.node:
                 (self._alarmed if stream.remembered else self._quiet)[stream.key] = stream
 
@@ -434,12 +481,25 @@ class Monitor:
         """Whether these are claims of the certificates in force."""
         return self._profiles is None or claims.profile in self._profiles
 
-    def adopt(self, profiles: Collection[str]) -> None:
-        """Put other certificates in force. No alarm is lifted by that."""
-        self._profiles = frozenset(profiles)
+    def adopt(self, profiles: Collection[str], dates: Dates = Dates()) -> None:  # noqa: B008 - immutable
+        """Put other certificates in force; `dates` of the images behind them.
+
+        That lifts the alarms that were raised before all of these images, and no others.
+        """
+        self._profiles, self._dates = frozenset(profiles), dates
         for stream in list(self.all()):
+            before = stream.alarm
             stream.keep_only(self._profiles)
-            self._place(stream)
+            stream.lift(dates.since)
+            if stream.alarm == before:
+                self._place(stream)
+            else:
+                self._turned(stream)
+
+    @property
+    def _now(self) -> float:
+        """The time of an alarm that is raised now."""
+        return max(self._wall(), self._dates.until)
 
     def node_changed(self) -> None:
         """Note that the node's state is to be written."""
@@ -510,11 +570,11 @@ class Monitor:
         if due.outcomes is None:
             for log in list(stream.logs.values()):
                 if log.alarm:
-                    stream.record(log.claims, math.inf, 1.0)
+                    stream.record(log.claims, math.inf, 1.0, self._now)
             return
         for claims, score, disagreement in due.outcomes:
             if self.takes(claims):
-                stream.record(claims, score, disagreement)
+                stream.record(claims, score, disagreement, self._now)
 
     def _turned(self, stream: Stream) -> None:
         """Note that an alarm begins or ends."""
@@ -536,7 +596,7 @@ class Monitor:
     def _note_crowd(self) -> None:
         before, self.crowded = self.crowded, self._in_alarm >= CROWD * TRAFFIC
         if self.crowded and not before and not self.node.alarm:
-            self.node.suspend()
+            self.node.suspend(self._now)
             self._turned(self.node)
 
     def _find(self, key: bytes, *, named: bool) -> Stream:
@@ -555,8 +615,10 @@ class Monitor:
         while len(self._quiet) > self._limit:
             self._on_change(self._quiet.popitem(last=False)[0], None)
         while len(self._alarmed) > self._limit:
-            self._on_change(self._alarmed.popitem(last=False)[0], None)
+            key, lost = self._alarmed.popitem(last=False)
+            self._on_change(key, None)
             self.node.state.lost = True
+            self.node.note_alarm(max(self._now, lost.state.raised))
             self.node_changed()
             if not self.node.alarm:
                 self.node.update()

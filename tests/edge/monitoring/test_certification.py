@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from hawkvision.system.child_server import ServerProcess, running
 from hawkvision.system.files import sha256_of, write_atomic
 from tests.edge.conftest import Caller
 from tests.edge.peer import Peer, running_peer
+from tests.edge.serving.test_certificates import site
 from tests.images import encoded
 from tests.waiting import until
 
@@ -27,6 +30,7 @@ EDGE, NEXT = "squeezenet1_1_int8", "b" * 64
 SHIPPED = models_dir() / "imagenet"
 ENSEMBLE = load_profile(SHIPPED / "profile.json").stage("reference").fingerprint
 CERTIFIED, UNCERTIFIED = ("certified", None), ("best_effort", "uncertified_version")
+SUSPENDED = ("suspended", "alarm")
 
 
 @pytest.fixture
@@ -63,6 +67,58 @@ def for_the_next_version(edge: str = "") -> bytes:
 
 def said(node: ServerProcess, words: str, times: int = 1) -> None:
     asyncio.run(until(lambda: node.output().count(words) >= times))
+
+
+def dated(path: Path, since: datetime, n: int = 680) -> None:
+    """Certificates of a site from `n` images, the oldest of them of this time."""
+    made = site(since=since, until=since + timedelta(seconds=1))
+    pairs = [
+        msgspec.structs.replace(
+            pair,
+            conditions=(
+                msgspec.structs.replace(pair.conditions[0], fast=msgspec.structs.replace(pair.conditions[0].fast, n=n)),
+            ),
+        )
+        for pair in made.pairs
+    ]
+    write_atomic(path, dump(msgspec.structs.replace(made, pairs=tuple(pairs))))
+
+
+def test_no_reload_lifts_an_alarm_but_that_of_a_certificate_whose_images_are_later(
+    models: Path, datacenter: Peer, tmp_path: Path
+) -> None:
+    """Signals and `kill -9` are real."""
+    begun, certificates, state = datetime.now(UTC), tmp_path / "site.json", tmp_path / "state.sqlite3"
+    dated(certificates, begun)
+    command = [
+        "edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--datacenter-url", datacenter.url,
+        "--models-dir", str(models), "--cache-dir", str(cache_dir()), "--certificates", str(certificates),
+        "--state-file", str(state), "--audit-share", "0.2",
+    ]  # fmt: skip
+    image = encoded()
+
+    def fast(caller: Caller) -> tuple[str, str | None]:
+        answer = caller.classify(image, "quality=fast").json
+        return answer["accuracy"]["status"], answer["accuracy"]["status_reason"]
+
+    with running(*command) as node, closing(Caller(node)) as caller:
+        asyncio.run(until(lambda: fast(caller) == CERTIFIED))
+        for _ in range(2000):
+            if fast(caller) == SUSPENDED:
+                break
+        assert fast(caller) == SUSPENDED
+        for number, n in enumerate((681, 680), 1):
+            dated(certificates, begun, n)
+            os.kill(node.pid, signal.SIGHUP)
+            said(node, "certificates: read again, and in force from now on", number)
+            assert fast(caller) == SUSPENDED, "other certificates, and then the first ones again"
+        os.kill(node.pid, signal.SIGKILL)
+    with running(*command) as node, closing(Caller(node)) as caller:
+        assert fast(caller) == SUSPENDED
+        dated(certificates, datetime.now(UTC))
+        os.kill(node.pid, signal.SIGHUP)
+        said(node, "certificates: read again, and in force from now on")
+        assert fast(caller) == CERTIFIED
 
 
 def claim(caller: Caller) -> tuple[str, str | None]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.clock import ManualClock
-from hawkvision.guarantee.monitor import MOST_SHARE, Claim, Claims, Log, Monitor, Stream, StreamState, Watched
+from hawkvision.guarantee.monitor import MOST_SHARE, Claim, Claims, Dates, Log, Monitor, Stream, StreamState, Watched
 
 SHARE = 0.02
 """Of the images that are audited without suspicion."""
@@ -52,9 +52,12 @@ class Node:
         limit: int = 1000,
         states: dict[bytes, StreamState] | None = None,
         claims: Claims = CLAIMS,
+        dates: Dates = Dates(),  # noqa: B008 - immutable
+        profile: str = "p",
     ) -> None:
         self.rng = random.Random(seed)
         self.clock = ManualClock()
+        self.wall = ManualClock(1e9)
         self.turns: list[Stream] = []
         self.claims = claims
         self.rows: dict[bytes, Stream | None] = {}
@@ -65,8 +68,10 @@ class Node:
             self.rng.random,
             on_change=self.rows.__setitem__,
             on_turn=self.turns.append,
-            profiles={"p"},
+            profiles={profile},
+            dates=dates,
             states=states,
+            wall=self.wall.now,
         )
 
     def watched(self, caller: str = "me", stream: str | None = None) -> Watched:
@@ -93,9 +98,10 @@ class Node:
             for _ in range(15):
                 self.request(0.0, "quiet")
 
-    def restarted(self, limit: int = 1000) -> Node:
+    def restarted(self, limit: int = 1000, dates: Dates = Dates(), profile: str = "p") -> Node:  # noqa: B008
         """Another node with what this one would have written."""
         kept = {stream.key: self.monitor.kept(stream) for stream in self.monitor.all()}
         states = msgspec.json.decode(msgspec.json.encode({key.hex(): state for key, state in kept.items()}),
                                      type=dict[str, StreamState])  # fmt: skip
-        return Node(limit=limit, states={bytes.fromhex(key): state for key, state in states.items()})
+        found = {bytes.fromhex(key): state for key, state in states.items()}
+        return Node(limit=limit, states=found, dates=dates, profile=profile)

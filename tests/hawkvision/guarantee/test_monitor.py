@@ -16,12 +16,15 @@ from hawkvision.guarantee.monitor import (
     NODE,
     WINDOW,
     Claims,
+    Dates,
     Due,
     Log,
     Stream,
+    StreamState,
 )
 from tests.hawkvision.guarantee.simulated import CLAIMS, SHARE, Node, delay
 
+SHIPPED = Dates()
 OTHERS = Claims("q", "edge", CLAIMS.claims, 0.05)
 
 
@@ -125,6 +128,74 @@ def test_an_alarm_outlives_other_names_other_certificates_restarts_and_whatever_
     for number in range(2000):
         node.request(0.02, f"other {number}")
     assert node.watched("me", "yard").suspended, "the certificate in force again is the one that failed"
+
+
+def images(first: float, newest: float) -> Dates:
+    """Of a certificate's images, seconds after the first alarm."""
+    return Dates(1e9 + first, 1e9 + newest)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_certificate_ends_the_alarms_that_are_older_than_all_of_its_images_and_no_others(restarts: bool) -> None:
+    node = Node()
+
+    def adopt(dates: Dates, profile: str = "p") -> None:
+        nonlocal node
+        if restarts:
+            node = node.restarted(dates=dates, profile=profile)
+        else:
+            node.monitor.adopt({profile}, dates)
+
+    node.suspend("me", "yard")
+    node.wall.advance(100.0)
+    node.suspend("you", "gate")
+    for dates in (SHIPPED, images(-1000.0, 200.0), images(0.0, 200.0)):
+        adopt(dates)
+        assert node.watched("me", "yard").suspended, "its oldest image may be older than the alarm"
+    adopt(images(0.5, 200.0), "q")
+    assert not node.watched("me", "yard").suspended
+    assert node.watched("you", "gate").suspended
+    adopt(images(100.5, 200.0), "q")
+    assert not node.watched("you", "gate").suspended
+    adopt(SHIPPED)
+    assert node.watched("me", "yard").suspended, "the certificate in force again is the one that failed"
+    adopt(images(100.5, 200.0), "q")
+    assert not node.watched("me", "yard").suspended
+
+
+def test_a_certificate_never_ends_an_alarm_about_itself_whatever_the_clock_says() -> None:
+    mine = images(5000.0, 6000.0)
+    node = Node(dates=mine)
+    node.suspend()
+    for _ in range(2):
+        node.monitor.adopt({"p"}, mine)
+        assert node.watched().suspended
+        node = node.restarted(dates=mine)
+    node.monitor.adopt({"p"}, images(6001.0, 6001.0))
+    assert not node.watched().suspended
+
+
+def test_alarms_of_which_nobody_knows_when_they_were_raised_count_as_of_now() -> None:
+    node = Node(states={NODE: StreamState(carried=True)})
+    node.monitor.adopt({"p"}, images(0.0, 0.0))
+    assert node.watched().suspended
+    kept = node.rows[NODE]
+    assert kept is not None
+    assert kept.state.raised == node.wall.now(), "and are written"
+    node.monitor.adopt({"p"}, images(1.0, 1.0))
+    assert not node.watched().suspended
+
+
+def test_a_certificate_made_after_them_ends_alarms_that_were_forgotten_and_that_of_a_crowd() -> None:
+    node = Node(limit=20)
+    for number in range(21):
+        node.suspend(f"caller {number}", "yard")
+    assert node.monitor.node.state.lost
+    while not node.monitor.crowded:
+        node.request(1.0, "caller 5", "yard")
+    node.monitor.adopt({"p"}, images(1.0, 1.0))
+    assert not any(stream.alarm for stream in node.monitor.all())
+    assert not node.watched("caller 5", "yard").suspended
 
 
 def test_a_node_that_has_forgotten_an_alarm_stays_in_alarm() -> None:
