@@ -88,7 +88,8 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
             agreement_bounds_drop=kind.agreement_bounds_drop,
         )  # fmt: skip
         if not config.allow_worse_reference:
-            profile.check_reference(policy.pair)
+            between = policy.pair.intermediate
+            profile.check_reference(manifest.best, (name, *(() if between is None else (between.name,))))
     else:
         policy = make_policy(profile, name, manifest.best, alone=alone, site=site)
     stages = {stage.name: stage.fingerprint for stage in profile.stages}

@@ -45,6 +45,9 @@ class AddOptions(msgspec.Struct, kw_only=True, frozen=True):
     name: Annotated[str | None, Meta(title=_STAGE, description="Name of the stage; default: the file's.")] = None
     tier: Annotated[Literal["edge", "dc"] | None, Meta(
         title=_STAGE, description="Where it runs; default: the cheapest stage on the edge.")] = None
+    allow_worse_reference: Annotated[bool, Meta(
+        title=_STAGE, description="Although the reference stage is then worse than an edge stage, by the profile."
+    )] = False
     scale: Annotated[str | None, Meta(
         title=_INPUT, description="Pixels 0..255 are multiplied by it first, such as 1/255.")] = None
     mean: Annotated[str | None, Meta(
@@ -115,6 +118,7 @@ def _order(given: Mapping[str, Any]) -> AddOrder:
         same_as=given["like"],
         fixed={key: facts.numbers("--set", value) for key, value in _assignments("--set", given["set_"] or ())},
         tier=given["tier"],
+        allow_worse=given["allow_worse_reference"],
         given=(str(given["model"]), *_words(given)),
     )
 
@@ -172,7 +176,8 @@ def _words(given: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in given.items():
         for each in () if name == "model" else value if isinstance(value, list) else [value]:
-            words += [] if each is None else [f"--{name.strip('_').replace('_', '-')}", str(each)]
+            flag = f"--{name.strip('_').replace('_', '-')}"
+            words += [] if each in (None, False) else [flag] if each is True else [flag, str(each)]
     return words
 
 

@@ -326,20 +326,20 @@ class Profile(_Strict, frozen=True):
                 f"label file, or run `{advise('calibrate', '--task', self.task, '--data', 'IMAGES')}`"
             )
 
-    def check_reference(self, pair: Pair) -> None:
-        """Check that no stage of a pair is measurably better than its reference stage.
+    def check_reference(self, reference: str, below: Iterable[str]) -> None:
+        """Check that none of these stages is measurably better than the reference stage that they are below.
 
         Raises:
             ManifestError: if one is.
         """
-        best = self.stage(pair.best).datacenter_accuracy
-        for name in (pair.edge, *(() if pair.intermediate is None else (pair.intermediate.name,))):
-            below = self.stage(name).accuracy
-            if below.low > best.high:
+        best = self.stage(reference).datacenter_accuracy
+        for name in below:
+            found = self.stage(name).accuracy
+            if found.low > best.high:
                 raise ManifestError(
-                    f"the reference stage {pair.best} is right on {best.value:.1%} of the profile's images "
-                    f"({best.low:.1%} to {best.high:.1%}), and {name}, which is below it, on {below.value:.1%} "
-                    f"({below.low:.1%} to {below.high:.1%}); expected a reference stage that is no worse than those "
+                    f"the reference stage {reference} is right on {best.value:.1%} of the profile's images "
+                    f"({best.low:.1%} to {best.high:.1%}), and {name}, which is below it, on {found.value:.1%} "
+                    f"({found.low:.1%} to {found.high:.1%}); expected a reference stage that is no worse than those "
                     "below it, or allow_worse_reference"
                 )
 

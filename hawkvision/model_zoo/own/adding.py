@@ -71,6 +71,8 @@ class AddOrder:
     fixed: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Inputs of the graph that become constants."""
     tier: TierName | None = None
+    allow_worse: bool = False
+    """Whether the reference stage may be measurably worse than an edge stage, by the task's profile."""
     given: tuple[str, ...] = ()
     """The words of the command line, for the template in an error."""
 
@@ -107,6 +109,7 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
 
     Raises:
         ConfigError: listing all facts that are missing, or naming one that is wrong.
+        ManifestError: if the reference stage would be measurably worse than an edge stage.
         ArtifactError: if the file is no model of images, or cannot be converted exactly.
     """
     folder = folder_for(order.task, models)
@@ -133,7 +136,7 @@ def add_model(order: AddOrder, models: Path | None, cache: Path) -> Added:
     _check_predictions(opened, variant, built, graph)
     fresh = new_manifest(order.task, kind, options, labels, variant)
     new = labels if manifest is None else None
-    changed = store(manifest, fresh, built, built, order.tier, folder, cache, labels=new)
+    changed = store(manifest, fresh, built, built, order.tier, folder, cache, labels=new, allow_worse=order.allow_worse)
     replaced = manifest is not None and any(each.name == variant.name for each in manifest.variants)
     return Added(
         changed, variant, folder / order.task, worst, parity.cpu_ms(built, variant.name), batch, replaced,

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import onnx
 
+from hawkvision.cascade.certification.profile_files import load_profile
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.text_files import read_text
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
@@ -254,7 +255,7 @@ def label_text(labels: tuple[str, ...]) -> bytes:
 
 def store(
     manifest: Manifest | None, fresh: Manifest, weights: bytes, built: bytes, tier: TierName | None, models: Path,
-    cache: Path, *, of: str | None = None, labels: tuple[str, ...] | None = None,
+    cache: Path, *, of: str | None = None, labels: tuple[str, ...] | None = None, allow_worse: bool = False,
 ) -> Manifest:  # fmt: skip
     """Write a stage's files and enter it in the manifest, which is written last; all of it or nothing.
 
@@ -268,10 +269,12 @@ def store(
         cache: the folder of built models.
         of: the stage that this one is a cheaper form of, and so no reference for.
         labels: of a new task; None for a task that has its labels.
+        allow_worse: whether the reference stage may be measurably worse than an edge stage, by the task's profile.
 
     Returns: the manifest as written.
 
     Raises:
+        ManifestError: if the reference stage would be worse.
         ArtifactError: if something cannot be written.
     """
     (variant,) = fresh.variants
@@ -282,6 +285,8 @@ def store(
         if of is not None:
             costs[variant.name] = min(costs[variant.name], costs.get(of, np.inf)) - 0.5
         changed = entered(manifest, variant, tier, costs)
+        if not allow_worse:
+            _check_reference(changed, models)
     folder = models / fresh.task
     files = {
         **({} if labels is None else {folder / fresh.labels: label_text(labels)}),
@@ -291,6 +296,25 @@ def store(
     }
     _write_together(files)
     return changed
+
+
+def _check_reference(manifest: Manifest, models: Path) -> None:
+    """Check the reference stage by the task's profile, as far as that has measured the stages as they are.
+
+    Raises:
+        ManifestError: if an edge stage is measurably better.
+    """
+    try:
+        profile = load_profile(models / manifest.task / "profile.json")
+    except ManifestError:  # there is none, or it must be made anew
+        return
+    served = {manifest.best, *manifest.cascade.edge}
+    known = {
+        stage.name for stage in profile.stages
+        if stage.name in served and stage.fingerprint == manifest.fingerprint(stage.name)
+    }  # fmt: skip
+    if manifest.best in known:
+        profile.check_reference(manifest.best, sorted(known - {manifest.best}))
 
 
 def _write_together(files: Mapping[Path, bytes]) -> None:

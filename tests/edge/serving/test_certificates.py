@@ -168,6 +168,21 @@ def test_a_node_with_a_state_file_starts_answers_and_starts_again(tmp_path: Path
     assert path.stat().st_size > 0
 
 
+def test_a_reference_stage_that_is_worse_than_the_edge_stage_refuses_to_start_unless_allowed(tmp_path: Path) -> None:
+    profile, path = load_profile(PROFILE), tmp_path / "profile.json"
+    poor = msgspec.structs.replace(profile.stages[0].accuracy, value=0.1, low=0.05, high=0.15)
+    stages = tuple(
+        msgspec.structs.replace(stage, accuracy=poor, sent_accuracy=msgspec.UNSET)
+        if stage.name == profile.pairs[0].best
+        else stage
+        for stage in profile.stages
+    )
+    path.write_bytes(dump(msgspec.structs.replace(profile, stages=stages)))
+    said = refusal("--profile", str(path))
+    assert re.search(r"the reference stage \w+ is right on 10.0% .*, and \w+, which is below it, on [4-9]", said)
+    assert targets("--profile", str(path), "--allow-worse-reference")["best"]["accuracy"]["value"] == 0.1
+
+
 def trusting(path: Path) -> None:
     """Alter a file so that every threshold is 0, which believes the edge in everything."""
     path.write_text(re.sub(r'("threshold": )([^,]+)', r"\g<1>0.0", path.read_text()))

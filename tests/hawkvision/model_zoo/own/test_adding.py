@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from hawkvision.cascade.certification.profile_files import dump
 from hawkvision.core.errors import ArtifactError, ConfigError, ManifestError
 from hawkvision.core.types import Pixels
 from hawkvision.model_zoo.building.build import build
@@ -22,6 +24,7 @@ from hawkvision.models.manifest import artifact_path, load_labels, load_manifest
 from hawkvision.tasks.class_scores import softmax
 from hawkvision.tasks.registry import load_kind
 from hawkvision.tasks.serving import OutputDecoder
+from tests.hawkvision.cascade.synthetic import make_profile
 from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.own import small_detector
 from tests.hawkvision.model_zoo.own.exports import (
@@ -228,6 +231,22 @@ def test_models_of_a_task_make_a_cascade_by_their_cost(tmp_path: Path, net: Smal
     again = enter(tmp_path / "small.onnx", TORCH, name="second")
     assert again.replaced
     assert again.manifest.cascade == cascade
+
+
+def test_a_reference_stage_that_the_profile_knows_to_be_worse_than_the_edge_stage_is_refused(
+    tmp_path: Path, net: SmallCnn
+) -> None:
+    save_torch_style(SmallCnn((48, 64), len(LABELS)), tmp_path / "large.onnx", SIDE)
+    save_torch_style(net, tmp_path / "small.onnx", SIDE)
+    enter(tmp_path / "large.onnx", TORCH)
+    manifest = enter(tmp_path / "small.onnx", TORCH).manifest
+    profile, path = make_profile(), tmp_path / "models" / "shapes" / "profile.json"
+    stages = tuple(msgspec.structs.replace(s, fingerprint=manifest.fingerprint(s.name)) for s in profile.stages)
+    path.write_bytes(dump(msgspec.structs.replace(profile, task="shapes", stages=stages)))
+    with pytest.raises(ManifestError, match=r"reference stage small is right on 7\d.*large, which is below it, on 9\d"):
+        enter(tmp_path / "large.onnx", TORCH, tier="edge")
+    assert load_manifest("shapes", tmp_path / "models") == manifest
+    assert enter(tmp_path / "large.onnx", TORCH, tier="edge", allow_worse=True).manifest.best == "small"
 
 
 def test_a_second_model_has_its_labels_in_an_order_of_its_own(tmp_path: Path, net: SmallCnn) -> None:
