@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import sqlite3
@@ -167,13 +168,16 @@ class EvidenceLog:
             self._new_images[number] = body
 
     async def write(self) -> None:
-        """Write what has changed, and delete what is too old or too much."""
-        rows = [(number, msgspec.json.encode(audit)) for number, audit in self._unwritten.items()]
-        images, self._new_images, self._unwritten = self._new_images, {}, {}
+        """Write what has changed, and delete what is too old or too much. Rows that cannot be written wait."""
+        audits, images = self._unwritten, self._new_images
+        rows = [(number, msgspec.json.encode(audit)) for number, audit in audits.items()]
+        self._new_images, self._unwritten = {}, {}
         try:
             await asyncio.to_thread(self._store, rows, images)
             self._complaint = ""
         except (sqlite3.Error, OSError) as error:
+            kept = audits | self._unwritten  # written later; a row that is lost would not count as lost
+            self._unwritten = dict(itertools.islice(kept.items(), max(0, len(kept) - KEPT), None))
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 log.error("evidence of audits cannot be written: %s", error)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from hawkvision.guarantee.labels import RANDOM_IMAGES
 
 BLOCK: Final = 2048
-"""Audits. So many certify drops from 1 % on where stages differ on 2 % of what the edge answers."""
+"""Audits. At one request a second, of which 2 % are audited, they take 28 hours."""
 STRATUM: Final = BLOCK // RANDOM_IMAGES
 """Consecutive audits of which one is drawn for the check of labels."""
 

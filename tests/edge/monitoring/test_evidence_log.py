@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,22 @@ def test_images_are_deleted_after_their_days(tmp_path: Path) -> None:
         await log.close()
 
     asyncio.run(scenario())
+
+
+def test_rows_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        log = EvidenceLog(tmp_path / "audits", ALL)
+        with sqlite3.connect(tmp_path / "audits", isolation_level=None) as other:
+            log._connection.execute("PRAGMA busy_timeout = 0")
+            other.execute("BEGIN IMMEDIATE")
+            await kept(log, [b"image"] * 3)
+            assert other.execute("SELECT count(*) FROM audits").fetchone() == (0,)
+            other.execute("ROLLBACK")
+        found = len(await log.read(0))
+        await log.close()
+        return found
+
+    assert asyncio.run(scenario()) == 3
 
 
 def test_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
