@@ -106,7 +106,7 @@ def test_certificates_for_other_models_refuse_to_start(tmp_path: Path) -> None:
 
 def test_certificates_for_another_task_or_none_at_all_refuse_to_start(tmp_path: Path) -> None:
     assert "for task 'digits'" in refusal("--certificates", written(tmp_path, site(task="digits")))
-    assert "no such site certificates" in refusal("--certificates", str(tmp_path / "none.json"))
+    assert "no such site certificates" in refusal("--certificates", str(tmp_path / "none" / "certificates.json"))
 
 
 def serves_without(path: Path, *prefix: str) -> str:
