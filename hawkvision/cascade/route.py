@@ -34,8 +34,9 @@ class Source:
 
     @functools.cached_property
     def dates(self) -> Dates:
-        """Both in seconds since 1970."""
-        return Dates(*(-math.inf if each is None else each.timestamp() for each in (self.since, self.until)))
+        """Both in seconds since 1970. The times of a folder's files are no evidence that they are no older."""
+        since = self.since if self.basis is Basis.REVIEW else None
+        return Dates(*(-math.inf if each is None else each.timestamp() for each in (since, self.until)))
 
 
 def source_of(profile: Profile, site: SiteCertificates | None) -> Source:

@@ -67,6 +67,8 @@ CROWD: Final = 0.1
 """The share of them from which on the node is in alarm."""
 MOST_FAILED: Final = 16
 """Logs about certificates not in force whose alarm a stream remembers."""
+CLOCK_SET: Final = 1_767_225_600.0
+"""1 January 2026. A clock that shows an earlier time was not set."""
 NODE: Final = bytes(16)
 """Key of the node's own log; the others are hashes."""
 _LARGEST: Final = 1e30
@@ -114,7 +116,7 @@ def claims_of(profile: str, stage: str, found: list[Claim], delta: float) -> Cla
 
 
 class Dates(NamedTuple):
-    """When the images behind the certificates in force were taken, in seconds since 1970; −∞ where it is not known."""
+    """When the images behind the certificates in force were taken, in seconds since 1970; −∞ where nobody can know."""
 
     since: float = -math.inf
     until: float = -math.inf
@@ -456,8 +458,9 @@ class Monitor:
                 on_change(stream.key, stream)
             if self._profiles is not None:
                 stream.keep_only(self._profiles)
-            stream.lift(dates.since)
-            if stream is not self.node:
+            if stream is self.node:
+                stream.lift(dates.since)
+            else:
                 (self._alarmed if stream.remembered else self._quiet)[stream.key] = stream
 
     def __len__(self) -> int:
@@ -484,13 +487,15 @@ class Monitor:
     def adopt(self, profiles: Collection[str], dates: Dates = Dates()) -> None:  # noqa: B008 - immutable
         """Put other certificates in force; `dates` of the images behind them.
 
-        That lifts the alarms that were raised before all of these images, and no others.
+        That lifts the node's own alarm if it was raised before all of these images. Those of streams and callers stay:
+        nothing says that any of these images is theirs.
         """
         self._profiles, self._dates = frozenset(profiles), dates
         for stream in list(self.all()):
             before = stream.alarm
             stream.keep_only(self._profiles)
-            stream.lift(dates.since)
+            if stream is self.node:
+                stream.lift(dates.since)
             if stream.alarm == before:
                 self._place(stream)
             else:
@@ -498,8 +503,9 @@ class Monitor:
 
     @property
     def _now(self) -> float:
-        """The time of an alarm that is raised now."""
-        return max(self._wall(), self._dates.until)
+        """The time of an alarm that is raised now; the end of time if the clock is not set."""
+        wall = self._wall()
+        return max(wall, self._dates.until) if wall >= CLOCK_SET else _LARGEST
 
     def node_changed(self) -> None:
         """Note that the node's state is to be written."""

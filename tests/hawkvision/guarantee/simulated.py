@@ -54,10 +54,11 @@ class Node:
         claims: Claims = CLAIMS,
         dates: Dates = Dates(),  # noqa: B008 - immutable
         profile: str = "p",
+        wall: float = 2e9,
     ) -> None:
         self.rng = random.Random(seed)
         self.clock = ManualClock()
-        self.wall = ManualClock(1e9)
+        self.wall = ManualClock(wall)
         self.turns: list[Stream] = []
         self.claims = claims
         self.rows: dict[bytes, Stream | None] = {}

@@ -132,12 +132,12 @@ def test_an_alarm_outlives_other_names_other_certificates_restarts_and_whatever_
 
 def images(first: float, newest: float) -> Dates:
     """Of a certificate's images, seconds after the first alarm."""
-    return Dates(1e9 + first, 1e9 + newest)
+    return Dates(2e9 + first, 2e9 + newest)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_certificate_ends_the_alarms_that_are_older_than_all_of_its_images_and_no_others(restarts: bool) -> None:
-    node = Node()
+def test_a_certificate_ends_the_nodes_alarm_if_that_is_older_than_all_of_its_images(restarts: bool) -> None:
+    node = Node(states={NODE: StreamState(carried=True, raised=2e9)})
 
     def adopt(dates: Dates, profile: str = "p") -> None:
         nonlocal node
@@ -146,27 +146,38 @@ def test_a_certificate_ends_the_alarms_that_are_older_than_all_of_its_images_and
         else:
             node.monitor.adopt({profile}, dates)
 
-    node.suspend("me", "yard")
-    node.wall.advance(100.0)
-    node.suspend("you", "gate")
     for dates in (SHIPPED, images(-1000.0, 200.0), images(0.0, 200.0)):
         adopt(dates)
-        assert node.watched("me", "yard").suspended, "its oldest image may be older than the alarm"
+        assert node.watched().suspended, "its oldest image may be older than the alarm"
     adopt(images(0.5, 200.0), "q")
-    assert not node.watched("me", "yard").suspended
-    assert node.watched("you", "gate").suspended
-    adopt(images(100.5, 200.0), "q")
-    assert not node.watched("you", "gate").suspended
-    adopt(SHIPPED)
-    assert node.watched("me", "yard").suspended, "the certificate in force again is the one that failed"
-    adopt(images(100.5, 200.0), "q")
-    assert not node.watched("me", "yard").suspended
+    assert not node.watched().suspended
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_no_certificate_ends_the_alarm_of_a_stream(restarts: bool) -> None:
+    node = Node()
+    node.suspend("me", "yard")
+    later = images(1e6, 1e6)
+    if restarts:
+        node = node.restarted(dates=later, profile="q")
+    else:
+        node.monitor.adopt({"q"}, later)
+    assert node.watched("me", "yard").suspended
+    assert not node.watched("me").suspended
+
+
+def test_an_alarm_before_the_clock_was_set_is_ended_by_no_certificate() -> None:
+    node = Node(wall=60.0)
+    node.monitor.node.suspend(node.monitor._now)
+    node.wall.advance(2e9)
+    node.monitor.adopt({"p"}, images(1e6, 1e6))
+    assert node.watched().suspended
 
 
 def test_a_certificate_never_ends_an_alarm_about_itself_whatever_the_clock_says() -> None:
     mine = images(5000.0, 6000.0)
     node = Node(dates=mine)
-    node.suspend()
+    node.monitor.node.suspend(node.monitor._now)
     for _ in range(2):
         node.monitor.adopt({"p"}, mine)
         assert node.watched().suspended
@@ -186,16 +197,14 @@ def test_alarms_of_which_nobody_knows_when_they_were_raised_count_as_of_now() ->
     assert not node.watched().suspended
 
 
-def test_a_certificate_made_after_them_ends_alarms_that_were_forgotten_and_that_of_a_crowd() -> None:
+def test_a_certificate_made_after_it_ends_the_alarm_for_streams_that_were_forgotten() -> None:
     node = Node(limit=20)
     for number in range(21):
         node.suspend(f"caller {number}", "yard")
     assert node.monitor.node.state.lost
-    while not node.monitor.crowded:
-        node.request(1.0, "caller 5", "yard")
     node.monitor.adopt({"p"}, images(1.0, 1.0))
-    assert not any(stream.alarm for stream in node.monitor.all())
-    assert not node.watched("caller 5", "yard").suspended
+    assert not node.monitor.node.alarm
+    assert node.watched("caller 5", "yard").suspended
 
 
 def test_a_node_that_has_forgotten_an_alarm_stays_in_alarm() -> None:
