@@ -84,9 +84,7 @@ def dated(path: Path, since: datetime, n: int = 680) -> None:
     write_atomic(path, dump(msgspec.structs.replace(made, pairs=tuple(pairs))))
 
 
-def test_no_reload_lifts_the_alarm_of_a_caller_but_audits_do(
-    models: Path, datacenter: Peer, tmp_path: Path
-) -> None:
+def test_no_reload_lifts_the_alarm_of_a_caller_but_audits_do(models: Path, datacenter: Peer, tmp_path: Path) -> None:
     """Signals and `kill -9` are real."""
     begun, certificates, state = datetime.now(UTC), tmp_path / "site.json", tmp_path / "state.sqlite3"
     dated(certificates, begun)
