@@ -25,7 +25,15 @@ from msgspec import Meta
 
 from edge.monitoring.evidence_log import Audit, EvidenceLog
 from hawkvision.cascade.certification.predictions import measure_accuracy
-from hawkvision.cascade.certification.profile import TESTED_DROPS, Certificate, Condition, Pair, Profile, design_sha256
+from hawkvision.cascade.certification.profile import (
+    TESTED_DROPS,
+    Certificate,
+    Condition,
+    Pair,
+    Profile,
+    RightAnswers,
+    design_sha256,
+)
 from hawkvision.cascade.certification.profile_files import dump
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, written
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
@@ -34,7 +42,7 @@ from hawkvision.core.errors import BadField, NotFound
 from hawkvision.core.types import Prediction
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, ThresholdStep
-from hawkvision.guarantee.labels import FEWEST_CHECKED, LabelNeed, doubt, harder, label_needs
+from hawkvision.guarantee.labels import FEWEST_CHECKED, LabelNeed, doubt, harder, label_needs, neither_oftener
 from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, share_of_delta, uniform
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of, write_atomic
@@ -544,6 +552,8 @@ class Reviewer:
             for name, column in zip((pair.edge, pair.best), right.T, strict=True)
         }
         unlike = harder(pair.best, found[pair.best], profile.stage(pair.best).datacenter_accuracy)
+        if unlike is None and isinstance(pair.right, RightAnswers):
+            unlike = neither_oftener(pair.edge, pair.best, 1.0 - right, pair.right.neither, pair.right.n)
         if doubted is None and unlike is not None and not confirmed:
             doubted = f"{unlike} by labels_checked"
         if doubted is not None:

@@ -29,6 +29,8 @@ FEWEST_CHECKED: Final = 24
 LEVEL: Final = 0.01
 """Probability, for right labels, that one of the tests against chance findings refuses them."""
 
+_CONFIRM: Final = "either these images are harder, or labels are wrong; look at those labels again, and confirm them"
+
 Classes = NDArray[np.int64]
 
 
@@ -158,8 +160,22 @@ def harder(reference: str, found: MeasuredAccuracy, known: MeasuredAccuracy) -> 
         return None
     return (
         f"on {found.n} images drawn at random {reference} is right on {found.value:.1%}, and in its profile on "
-        f"{known.value:.1%}: either these images are harder, or labels are wrong; look at those labels again, and "
-        "confirm them"
+        f"{known.value:.1%}: {_CONFIRM}"
+    )
+
+
+def neither_oftener(edge: str, reference: str, losses: Floats, before: int, n_before: int) -> str | None:
+    """What to confirm, if neither stage is right measurably oftener than on `before` of n_before images of the profile;
+    else None.
+
+    `losses` (n, 2) are those of both stages, 0 or 1, on images drawn at random.
+    """
+    n, neither = len(losses), int((losses > 0.0).all(1).sum())
+    if not measurably_oftener(neither, n, before, n_before):
+        return None
+    return (
+        f"on {n} images drawn at random neither {edge} nor {reference} is right on {neither / n:.1%}, and in the "
+        f"profile on {before / n_before:.1%}: {_CONFIRM}"
     )
 
 
@@ -197,6 +213,13 @@ def better_explanation(labels: Classes, answers: Classes, classes: int) -> tuple
     if _oftener(int(won[1::2].sum()), int(lost[1::2].sum()), tried=1):
         return "exchanged between some classes", float((named == label).mean())
     return None
+
+
+def measurably_oftener(found: int, n: int, before: int, n_before: int) -> bool:
+    """Whether `found` of n images is measurably more than `before` of n_before others (Fisher's exact test)."""
+    both, all_images = found + before, n + n_before
+    ways = sum(math.comb(n, i) * math.comb(n_before, both - i) for i in range(found, min(n, both) + 1))
+    return ways <= LEVEL * math.comb(all_images, both)
 
 
 def _oftener(won: int, lost: int, tried: int) -> bool:

@@ -244,6 +244,20 @@ class Intermediate(_Strict, frozen=True, kw_only=True):
     """The part of the reference stage's cost that this stage has already paid for an image."""
 
 
+class RightAnswers(_Strict, frozen=True, kw_only=True):
+    """How often the stages of a pair are right, as numbers of certification images.
+
+    Of `differing`, those on which the answers differ, `reference` and `edge` count on how many that stage is right.
+    """
+
+    n: Annotated[int, Meta(ge=1)]
+    differing: Annotated[int, Meta(ge=0)]
+    reference: Annotated[int, Meta(ge=0)]
+    edge: Annotated[int, Meta(ge=0)]
+    neither: Annotated[int, Meta(ge=0)]
+    """Of all n, those on which neither is right."""
+
+
 class Pair(_Strict, frozen=True, kw_only=True):
     """An edge stage and the reference stage, with or without an intermediate stage."""
 
@@ -260,6 +274,8 @@ class Pair(_Strict, frozen=True, kw_only=True):
     """Of whole images, the caller's own bytes."""
     received: tuple[ReceivedCondition, ...] = ()
     """Of received images: by falling quality, then by falling fraction. Empty where no links were measured."""
+    right: RightAnswers | UnsetType = UNSET
+    """Left out where losses may be fractions, and in files that were made before."""
 
     def condition(self, received: Received) -> ReceivedCondition | None:
         """The measured condition at or next below: quality rounded down to a class, then the fraction to a band.

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.balanced import Certifying, balanced_drop
@@ -34,6 +35,7 @@ from hawkvision.cascade.certification.profile import (
     Pair,
     PathStep,
     Profile,
+    RightAnswers,
     ScoreCurve,
     StageProfile,
     Watch,
@@ -179,6 +181,22 @@ def profile_pair(
         curve=written_curve(measure_curve(chosen.edge, chosen.reference_losses)),
         path=tuple(path_step(step) for step in sweep(sample, paths[0])),
         conditions=(certify_condition(sample, paths, costs, balanced, delta),),
+        right=right_answers(sample),
+    )
+
+
+def right_answers(evidence: Evidence) -> RightAnswers | UnsetType:
+    """How often the edge stage and the reference stage are right on labelled images; unset for fractional losses."""
+    if not evidence.binary:
+        return UNSET
+    edge, reference = evidence.edge.losses == 0.0, evidence.reference_losses == 0.0
+    differing = evidence.edge.disagreements > 0.0
+    return RightAnswers(
+        n=len(evidence),
+        differing=int(differing.sum()),
+        reference=int((differing & reference).sum()),
+        edge=int((differing & edge).sum()),
+        neither=int((~edge & ~reference).sum()),
     )
 
 

@@ -29,7 +29,6 @@ from hawkvision.cascade.certification.predictions import (
     select,
 )
 from hawkvision.cascade.certification.profile import (
-    Condition,
     ImageUse,
     Pair,
     Profile,
@@ -37,7 +36,13 @@ from hawkvision.cascade.certification.profile import (
     design_sha256,
 )
 from hawkvision.cascade.certification.profile_files import dump, load_profile
-from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, served_accuracy
+from hawkvision.cascade.certification.profiling import (
+    certify_condition,
+    costs_of,
+    paths_of,
+    right_answers,
+    served_accuracy,
+)
 from hawkvision.cascade.confidence.calibration import expected_calibration_error
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
@@ -330,9 +335,7 @@ class _LabelledCertification:
 
     def pair(self, pair: Pair) -> Pair:
         """The pair with certificates from these images."""
-        return msgspec.structs.replace(pair, conditions=(self._condition(pair),))
-
-    def _condition(self, pair: Pair) -> Condition:
         found = pair_evidence(self._design, pair, self._predictions, self._truths, self._chosen)
         planned, costs = pair.conditions[0].balanced, costs_of(self._design, pair)
-        return certify_condition(found, paths_of(pair), costs, planned.max_drop, self._delta, planned)
+        condition = certify_condition(found, paths_of(pair), costs, planned.max_drop, self._delta, planned)
+        return msgspec.structs.replace(pair, conditions=(condition,), right=right_answers(found))

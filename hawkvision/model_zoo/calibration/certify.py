@@ -23,7 +23,7 @@ from hawkvision.cascade.certification.predictions import (
     measure_accuracy,
     select,
 )
-from hawkvision.cascade.certification.profile import TESTED_DROPS, Pair, Profile, design_sha256
+from hawkvision.cascade.certification.profile import TESTED_DROPS, Pair, Profile, RightAnswers, design_sha256
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
@@ -31,7 +31,7 @@ from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.guarantee.evidence import Flags
-from hawkvision.guarantee.labels import LabelNeed, harder, label_needs
+from hawkvision.guarantee.labels import LabelNeed, harder, label_needs, neither_oftener
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
     FEWEST_IMAGES,
@@ -267,6 +267,10 @@ class _SiteCertification:
             for stage in (*below, best):
                 found[stage.name] = self._accuracy(stage, in_random_order(checked))
             unlike = harder(pair.best, found[pair.best], self._profile.stage(pair.best).datacenter_accuracy)
+            if unlike is None and isinstance(pair.right, RightAnswers):
+                own = select(self._truths, checked)
+                losses = [self._kind.losses(stage.of(checked), own) for stage in (below[0], best)]
+                unlike = neither_oftener(pair.edge, pair.best, np.stack(losses, 1), pair.right.neither, pair.right.n)
             if unlike is not None and not confirmed:
                 raise ConfigError(f"{where}: {unlike} by --labels-checked")
         return found

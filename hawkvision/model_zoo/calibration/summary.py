@@ -14,6 +14,7 @@ from hawkvision.cascade.certification.profile import (
     Certificate,
     Pair,
     Profile,
+    RightAnswers,
     Shrinking,
 )
 from hawkvision.core.advice import advise
@@ -85,6 +86,13 @@ def notes(profile: Profile, kind: TaskKind[Any]) -> Iterator[str]:
     for pair in profile.pairs:
         if not targets_table(profile, pair).rows:
             yield f"Nothing is certified for {pair.edge}: the reference stage answers whatever asks for an accuracy."
+        if isinstance(pair.right, RightAnswers) and pair.right.differing:
+            right, differing = pair.right, pair.right.differing
+            yield (
+                f"{pair.edge} and {pair.best} differ on {differing / right.n:.1%} of the images; of these {pair.best} "
+                f"is right on {right.reference / differing:.0%}, {pair.edge} on {right.edge / differing:.0%}. Neither "
+                f"is right on {right.neither / right.n:.1%} of all."
+            )
     shrinking = profile.shrinking
     if isinstance(shrinking, Shrinking):
         found = f"accuracy {shrinking.accuracy:.1%} if they are, {shrinking.accuracy_whole:.1%} if not"

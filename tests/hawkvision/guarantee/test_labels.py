@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hawkvision.guarantee.certificate import certify
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, threshold_grid, two_levels
-from hawkvision.guarantee.labels import better_explanation, chance_rate, label_needs, worse
+from hawkvision.guarantee.labels import LEVEL, better_explanation, chance_rate, label_needs, measurably_oftener, worse
 
 Classes = NDArray[np.int64]
 DROPS = (0.01, 0.02, 0.05)
@@ -120,3 +120,13 @@ def test_a_reference_stage_is_worse_if_it_is_measurably_worse(binary: bool) -> N
     assert worse(edge, best, binary=binary)
     assert not worse(best, edge, binary=binary)
     assert not worse(edge, edge, binary=binary)
+
+
+def test_a_share_is_taken_for_larger_no_oftener_than_stated_and_twice_to_four_times_as_many_are_seen() -> None:
+    rng = np.random.default_rng(0)
+    same = [measurably_oftener(int(rng.binomial(30, 0.12)), 30, int(rng.binomial(700, 0.12)), 700) for _ in range(2000)]
+    assert np.mean(same) <= LEVEL + 3.0 * math.sqrt(LEVEL / 2000)
+    blurred = [measurably_oftener(int(rng.binomial(30, 0.48)), 30, 84, 700) for _ in range(200)]
+    assert np.mean(blurred) > 0.9
+    assert measurably_oftener(12, 30, 84, 700)
+    assert not measurably_oftener(1, 30, 0, 700)

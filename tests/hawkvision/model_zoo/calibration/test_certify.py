@@ -7,16 +7,18 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from hawkvision.cascade.certification.profile_files import load_profile, load_site
+from hawkvision.cascade.certification.profile import RightAnswers
+from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.certify import certify_site
-from hawkvision.models.manifest import models_dir
+from hawkvision.models.manifest import MeasuredAccuracy, models_dir
 from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.answers import answers_of, into_class_folders
 from tests.images import DATA, encoded
@@ -103,6 +105,40 @@ def test_certifying_leaves_the_profile_as_it_was(site: Path, cache: Path, tmp_pa
     made = certify_site("cifar10", site, tmp_path / "site.json", edges=("small",), models=models_dir(), cache=cache)
     assert PROFILE.read_bytes() == before
     assert [pair.edge for pair in made.certificates.pairs] == ["small"]
+
+
+def test_labels_by_which_neither_stage_is_right_oftener_than_in_the_profile_must_be_confirmed(
+    flat: Path, truth: dict[str, int], cache: Path, tmp_path: Path
+) -> None:
+    """As of blurred images; the profile says that one of both is nearly always right."""
+    shipped, own = load_profile(PROFILE), tmp_path / "profile.json"
+    pairs = tuple(
+        msgspec.structs.replace(pair, right=RightAnswers(n=1000, differing=80, reference=50, edge=29, neither=1))
+        for pair in shipped.pairs
+    )
+    poor = MeasuredAccuracy(value=0.5, n=80, low=0.4, high=0.6, data_sha256="a" * 64)
+    stages = tuple(
+        msgspec.structs.replace(s, accuracy=poor, sent_accuracy=msgspec.UNSET) if s.name == "reference" else s
+        for s in shipped.stages
+    )
+    own.write_bytes(dump(msgspec.structs.replace(shipped, pairs=pairs, stages=stages)))
+    answers = answers_of("cifar10", "tiny", BODIES, cache)
+    neither = {
+        name: next(c for c in range(10) if c not in (index, answers[number]))
+        for number, (name, index) in enumerate(truth.items())
+    }
+    names = list(truth)
+    labels = written(tmp_path / "l.csv", truth | {name: neither[name] for name in names[::5]})
+    with pytest.raises(
+        ConfigError,
+        match=r"on 80 images .* neither tiny nor reference is right on \d\d.\d%, and in the profile on 0.1%",
+    ):
+        certify(flat, cache, tmp_path / "site.json", labels=labels, profile=own, edges=("tiny",))
+    certify_site(
+        "cifar10", flat, tmp_path / "site.json", labels=labels, profile=own, edges=("tiny",), labels_checked=True,
+        models=models_dir(), cache=cache,
+    )  # fmt: skip
+    assert load_site(tmp_path / "site.json").data.labels_checked
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
