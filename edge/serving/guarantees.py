@@ -12,7 +12,7 @@ from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.certification.profile import Pair, Profile
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.route import Route, without_guarantee
+from hawkvision.cascade.route import Controls, Route, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import AccuracyGuarantee, StatusReason, Tier
@@ -107,9 +107,14 @@ class Guarantees:
         parts = (stages.get(pair.edge), stages.get(pair.best), self.stage.temperature, pair.score)
         return sha256_of(f"{parts} {self.policy.shrinks_images}".encode())[:32]
 
-    def watched(self, route: Route, stream: str | None, caller: str = "") -> Watched:
-        """A request's streams; none where no certificate stands behind it, or one for other versions."""
+    def watched(self, route: Route, stream: str | None, caller: str = "", *, whole: bool = True) -> Watched:
+        """A request's streams; none where no certificate stands behind it, or one for other versions.
+
+        No certificate is about a part of an image, but alarms of whole images concern it, too.
+        """
         controls = route.controls if self.edge_certified(route) else None
+        if not whole and not route.by_confidence:
+            controls = Controls(None)
         return self._streams.watched(stream, controls, caller, route.counted_as)
 
     def edge_certified(self, route: Route) -> bool:

@@ -27,6 +27,7 @@ from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import BadField, DeadlineMissed, HawkVisionError, NotFound
 from hawkvision.core.types import (
+    WHOLE,
     AccuracyStatus,
     Answer,
     MaxAccuracyDrop,
@@ -173,6 +174,6 @@ class EdgeNode:
             raise BadField(f"kind: task {self.task!r} is of kind {self.kind.name!r}, not {asked.kind[:40]!r}")
         route = guarantees.policy.route(asked.target, request.received)
         cost = self.limits.cost(request.body, request.header)
-        watched = guarantees.watched(route, asked.stream, request.caller)
+        watched = guarantees.watched(route, asked.stream, request.caller, whole=request.received == WHOLE)
         versions = guarantees.served.versions
         return RoutedImage(request, route, watched, guarantees.stage, versions, cost, declined_before)

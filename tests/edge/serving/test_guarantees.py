@@ -23,6 +23,7 @@ from hawkvision.core.types import (
     OnMiss,
     Quality,
     Reason,
+    Received,
     StatusReason,
     Target,
     Tier,
@@ -120,6 +121,25 @@ def test_a_reference_stage_that_begins_to_disagree_suspends_the_guarantee_and_an
     said = listed.accuracy
     assert (said.status, said.status_reason, said.max_drop) == (AccuracyStatus.SUSPENDED, StatusReason.ALARM, None)
     assert min(counted) >= 1.0, "of the caller, and of the node if that was a tenth of its last requests"
+
+
+def test_an_alarm_sends_damaged_images_to_the_reference_stage_too(large: Peer) -> None:
+    damaged = Received(1.0, 80)
+
+    async def scenario() -> list[Answer]:
+        async with bench(large, SURE, audit_share=0.2, conditions=True) as it:
+            large.top_k = DIFFERS
+            before = await it.ask(received=damaged, target=MaxAccuracyDrop(0.3))
+            await raise_alarm(it)
+            after = [await it.ask(received=damaged, target=target) for target in (MaxAccuracyDrop(0.3), Quality.FAST)]
+            return [before, *after]
+
+    before, after, fast = run(scenario)
+    assert (before.tier, before.accuracy.status) == (Tier.EDGE, AccuracyStatus.BEST_EFFORT)
+    assert (after.tier, after.reason, after.accuracy.status) == (
+        Tier.DATACENTER, Reason.SUSPENDED, AccuracyStatus.SUSPENDED,
+    )  # fmt: skip
+    assert (fast.tier, fast.accuracy.status) == (Tier.EDGE, AccuracyStatus.SUSPENDED)
 
 
 def test_the_guarantee_returns_when_the_best_stage_agrees_again(large: Peer) -> None:
