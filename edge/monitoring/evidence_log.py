@@ -4,7 +4,8 @@
 
 Rows are in a SQLite file beside the state file, of the last `KEPT` audits. They are a uniform sample of what the edge
 stage scored: an audit that was drawn on suspicion only is no evidence, and one that is missing stays a row. Rows come
-in blocks of `BLOCK` by their number alone, so that nobody chooses where one ends (`hawkvision.guarantee.review`).
+in blocks of `BLOCK` by their number alone, and leave by whole blocks, so that nobody chooses where one begins or ends
+(`hawkvision.guarantee.review`).
 
 Images are kept only where the operator bounds them, `review_max_bytes` and `review_max_days`: those of disagreements,
 and of the audits drawn at random for the check of labels. They lie beside the file, in a folder that only this user may
@@ -29,12 +30,12 @@ from typing import Any, Final
 import msgspec
 
 from hawkvision.core.errors import MALFORMED
-from hawkvision.guarantee.review import BLOCK, for_label_check
+from hawkvision.guarantee.review import BLOCK, block_of, for_label_check
 
 log = logging.getLogger("hawkvision.edge")
 
 KEPT: Final = 8 * BLOCK
-"""Rows; 1 kB each for most kinds of task."""
+"""Rows, in whole blocks of which the newest may still fill; 1 kB each for most kinds of task."""
 MOST_OPENINGS: Final = 1024
 """Blocks of which it is remembered that they were opened."""
 MOST_UNWRITTEN_BYTES: Final = 40_000_000
@@ -238,7 +239,7 @@ class EvidenceLog:
         await asyncio.to_thread(self._execute, "UPDATE audits SET record = ? WHERE number = ?", audit, number)
 
     def open(self, block: int) -> None:
-        """Note that labels of a block were opened.
+        """Note that a block was opened.
 
         Raises:
             sqlite3.Error: if the file cannot be written.
@@ -250,7 +251,7 @@ class EvidenceLog:
             )
 
     def openings(self) -> dict[int, frozenset[float]]:
-        """The blocks whose labels were opened, in this order, and the drops that each has certified.
+        """The blocks that were opened, in this order, and the drops that each has certified.
 
         Raises:
             sqlite3.Error: if the file cannot be read.
@@ -295,7 +296,8 @@ class EvidenceLog:
                 self._connection.execute("BEGIN IMMEDIATE")
                 try:
                     self._connection.executemany("INSERT OR REPLACE INTO audits VALUES (?, ?)", rows)
-                    self._connection.execute("DELETE FROM audits WHERE number <= ?", (self.last - KEPT,))
+                    gone = (block_of(self.last) + 1) * BLOCK - KEPT  # whole blocks: what is left of one would be chosen
+                    self._connection.execute("DELETE FROM audits WHERE number <= ?", (gone,))
                     self._connection.execute("COMMIT")
                 except sqlite3.Error:
                     with contextlib.suppress(sqlite3.Error):  # the first error is the one that matters

@@ -6,15 +6,17 @@
 
 Where the stages agree nothing is lost, so only disagreements are listed, and some images drawn at random, on which
 labels are checked first. A disagreement counts as lost until a label tells otherwise, and if nobody can tell. The order
-of both answers is that of a hash, which does not say whose they are. What a block may spend of δ, and why it may be
-looked at again and again, is in `hawkvision.guarantee.review`.
+of both answers is that of a hash, which does not say whose they are.
+
+Who sees anything of a block has opened it, which spends a part of δ (`hawkvision.guarantee.review`); older blocks tell
+nothing from then on. The block may be looked at again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -23,7 +25,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from edge.monitoring.evidence_log import Audit, EvidenceLog
+from edge.monitoring.evidence_log import KEPT, Audit, EvidenceLog
 from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.cascade.certification.profile import (
     TESTED_DROPS,
@@ -34,7 +36,7 @@ from hawkvision.cascade.certification.profile import (
     RightAnswers,
     design_sha256,
 )
-from hawkvision.cascade.certification.profile_files import dump
+from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, written
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.certification.threshold_order import expected_cost
@@ -52,6 +54,8 @@ DELTA: Final = 0.05
 """Probability that a certificate is wrong, for all blocks since the last one together."""
 FEWEST: Final = 50
 """With fewer audits no drop below 6 % can be certified, whatever their labels."""
+FAST: Final = 1.0
+"""Stands for never escalating among the drops: every block that certifies bounds what it loses."""
 MOST_ITEMS: Final = 100
 """Images on one page."""
 FRESH: Final = 32
@@ -198,13 +202,19 @@ class Reviewer:
         self._known: tuple[object, tuple[ReviewTarget, ...], dict[float, LabelNeed]] | None = None
 
     async def show(self, block: int | None, offset: int, limit: int, *, labelled: bool) -> Review:
-        """A block's page; `labelled` lists the images that have a label instead of those that wait for one.
+        """A block's page, which opens it; `labelled` lists the images that have a label, not those that wait for one.
+
+        If further labels cannot make a full block certify a target, certificates of older blocks lose it here.
 
         Raises:
+            BadField: if a newer block was opened.
             NotFound: if there is no such block.
         """
-        number = self._chosen(block)
-        sample = await self._sample(number)
+        async with self._turn:
+            number = self._chosen(block)
+            sample = await self._sample(number)
+            if sample.rows:
+                await asyncio.to_thread(self._log.open, number)
         targets, needs = await self._certifiable(number, sample) if len(sample.rows) else ((), {})
         helped = {
             row: tuple(stated_drop(drop) for drop, need in needs.items() if need.helps[place : place + 1].any())
@@ -219,6 +229,9 @@ class Reviewer:
         page = found[offset : offset + limit]
         checked = self._checked(sample)
         doubted = self._doubt(checked) if len(checked) >= FEWEST_CHECKED else None
+        failed = [drop for drop, need in needs.items() if need.to_best == 1.0]
+        if failed and doubted is None and len(checked) >= FEWEST_CHECKED and number < block_of(self._log.last + 1):
+            await self._withdraw(sample, failed)
         return Review(
             task=self._task,
             block=number,
@@ -240,7 +253,7 @@ class Reviewer:
         """Label an audit; None takes a label back.
 
         Raises:
-            BadField: if it is no label of this audit, or of this kind of task.
+            BadField: if it is no label of this audit, or of this kind of task, or if a newer block was opened.
             NotFound: if there is no such audit.
         """
         kind = self._kind
@@ -251,10 +264,11 @@ class Reviewer:
             )
         async with self._turn:
             audit = await self._audit(number)
+            block = self._chosen(block_of(number))
             audit.losses = None if label is None else self._losses(number, audit, label)
             audit.label = label
             if label is not None:
-                await asyncio.to_thread(self._log.open, block_of(number))
+                await asyncio.to_thread(self._log.open, block)
             await self._log.update(number, audit)
             self._labels += 1
         return self._item(number, audit, ())
@@ -274,7 +288,8 @@ class Reviewer:
         """Make certificates of a block's audits, and write them to the node's file.
 
         Raises:
-            BadField: if there is no such file, there are too few audits, or the labels are not believed.
+            BadField: if there is no such file, a newer block was opened, there are too few audits, or the labels are
+                not believed.
             NotFound: if there is no such block.
         """
         if self._certificates is None:
@@ -359,17 +374,23 @@ class Reviewer:
     # ------------------------------------------------------------------------------------------------- a block
 
     def _chosen(self, block: int | None) -> int:
-        """The block asked for; else the newest full one, or a newer one that has labels; else the newest.
+        """The block asked for; else that which is open, until certificates are made of it; else the newest full one.
 
         Raises:
-            NotFound: if there is none of this number.
+            BadField: if a newer one was opened.
+            NotFound: if there is none of this number, or not any more.
         """
-        newest, full = block_of(max(1, self._log.last)), self._log.last // BLOCK - 1
+        newest, openings = block_of(max(1, self._log.last)), self._log.openings()
+        opened, oldest = max(openings, default=-1), max(0, newest + 1 - KEPT // BLOCK)
         if block is None:
-            known = max((full, *self._log.openings()))
-            return newest if known < 0 else known
-        if not 0 <= block <= newest:
-            raise NotFound(f"block: there is none of number {block}; the newest is {newest}")
+            if opened >= oldest and FAST not in openings[opened]:
+                return opened
+            full = max(opened, block_of(self._log.last + 1) - 1)
+            return newest if full < 0 else full
+        if not oldest <= block <= newest:
+            raise NotFound(f"block: there is none of number {block}; expected {oldest} to {newest}")
+        if block < opened:
+            raise BadField(f"block {block}: block {opened} was opened; older ones tell nothing any more")
         return block
 
     async def _sample(self, block: int) -> _Sample:
@@ -460,20 +481,21 @@ class Reviewer:
         return found, needs
 
     def _condition(self, block: int, sample: _Sample, profile: Profile, pair: Pair) -> Condition:
-        """The certificates of all targets, each by its part of δ; a bound on what never escalating loses needs one."""
+        """The certificates of all targets and of never escalating, each by its part of δ."""
         costs, paths, balanced = costs_of(profile, pair), paths_of(pair)[:1], pair.conditions[0].balanced.max_drop
+        spent = self._deltas(block, (FAST, balanced, *TESTED_DROPS))
         made = {
             delta: certify_condition(
                 sample.evidence, paths, costs, balanced, delta, bounds_drop=self._kind.agreement_bounds_drop
             )
-            for delta in (share_of_delta(DELTA, []), *self._deltas(block, (balanced, *TESTED_DROPS)))
+            for delta in spent
         }
         certificates: dict[float, Certificate] = {}
-        for delta, drops in self._deltas(block, (balanced, *TESTED_DROPS)).items():
+        for delta, drops in spent.items():
             found = (made[delta].balanced, *made[delta].certificates)
             certificates |= {each.max_drop: each for each in found if each.max_drop in drops}
         return msgspec.structs.replace(
-            made[share_of_delta(DELTA, [])],
+            made[next(delta for delta, drops in spent.items() if FAST in drops)],
             balanced=certificates[balanced],
             certificates=tuple(certificates[drop] for drop in TESTED_DROPS if drop in certificates),
         )
@@ -518,7 +540,7 @@ class Reviewer:
         assert self._certificates is not None, "it was checked"
         write_atomic(self._certificates, dump(site))
         certified = (each.max_drop for each in (condition.balanced, *condition.certificates) if each.to_best < 1.0)
-        self._log.certified(block, certified)
+        self._log.certified(block, (FAST, *certified))
         targets, _ = self._targets(block, sample)
         return NewCertificates(
             self._task,
@@ -530,6 +552,28 @@ class Reviewer:
             condition.fast.basis,
             targets,
         )
+
+    async def _withdraw(self, sample: _Sample, failed: Collection[float]) -> None:
+        """Take these drops, and `fast`, out of the certificates of a block that ended before this one began."""
+
+        def write(path: Path) -> bool:
+            site = load_site(path)
+            began = datetime.fromtimestamp(next(iter(sample.rows.values())).drawn, UTC)
+            if site.basis != "review" or site.until > began:
+                return False
+            pairs = tuple(
+                msgspec.structs.replace(pair, conditions=tuple(_without(each, failed) for each in pair.conditions))
+                for pair in site.pairs
+            )
+            changed = pairs != site.pairs
+            if changed:
+                write_atomic(path, dump(msgspec.structs.replace(site, pairs=pairs)))
+            return changed
+
+        async with self._turn:
+            path = self._certificates
+            if path is not None and path.is_file() and await asyncio.to_thread(write, path):
+                self.on_written()
 
     def _check(
         self, checked: Mapping[int, Audit], profile: Profile, pair: Pair, *, confirmed: bool
@@ -559,3 +603,20 @@ class Reviewer:
         if doubted is not None:
             raise BadField(doubted)
         return found
+
+
+def _without(condition: Condition, failed: Collection[float]) -> Condition:
+    """The certificates without those of the drops that failed. Never escalating loses its own with any of them."""
+
+    def fails(certificate: Certificate) -> bool:
+        return certificate.max_drop in failed and certificate.to_best < 1.0 and certificate.basis != "profile"
+
+    replace, balanced = msgspec.structs.replace, condition.balanced
+    if not any(map(fails, (balanced, *condition.certificates))):
+        return condition
+    return replace(
+        condition,
+        balanced=replace(balanced, basis="profile") if fails(balanced) else balanced,
+        fast=replace(condition.fast, basis="profile"),
+        certificates=tuple(each for each in condition.certificates if not fails(each)),
+    )

@@ -24,7 +24,10 @@ MOST_BODY_BYTES: Final = 65_536
 Given = TypeVar("Given", bound=msgspec.Struct)
 Block: TypeAlias = Annotated[
     Annotated[int, Meta(ge=0)] | None,
-    Meta(description="The block of audits; default: the newest full one, or a newer one with labels."),
+    Meta(
+        description="The block of audits; default: that which is open until certificates are made of it, else the "
+        "newest full one. Looking at a block opens it, and older ones are refused from then on."
+    ),
 ]
 Task: TypeAlias = Annotated[
     Annotated[str, Meta(max_length=128)] | None, Meta(description="The task; default: the node's first.")

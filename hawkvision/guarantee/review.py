@@ -2,9 +2,9 @@
 
 Audits arrive in an order that nobody chooses, and are cut into blocks of `BLOCK` by their number alone, before anybody
 labels one. A block is tested by betting (`bounds`), image by image in that order, with stakes that know scores and
-disagreements of earlier images only. So it may be tested after every image and after every label. For each target, the
-j-th block whose labels were opened since one certified it has δ / 2^j: all of them together err with probability δ at
-most, and nobody can label until chance certifies.
+disagreements of earlier images only. So it may be tested after every image and after every label. Who looks at a block
+opens it, and numbers of opened blocks rise. For each target, the j-th block that was opened since one certified it has
+δ / 2^j: all of them together err with probability δ at most, and nobody can look or label until chance certifies.
 
 Rows whose random number u is at least the smallest share in use are left out (`uniform`). What remains is a uniform
 sample of all images that were scored, whatever the share was when each of them came.
@@ -13,6 +13,7 @@ sample of all images that were scored, whatever the share was when each of them 
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -52,7 +53,7 @@ def share_of_delta(delta: float, earlier: Sequence[bool]) -> float:
         earlier: of each block that was opened before, in this order, whether it certified the target.
     """
     place = 1 + next((since for since, certified in enumerate(reversed(earlier)) if certified), len(earlier))
-    return delta / 2.0**place
+    return math.ldexp(delta, -place)
 
 
 def uniform(draws: Sequence[float], shares: Iterable[float]) -> NDArray[np.bool_]:

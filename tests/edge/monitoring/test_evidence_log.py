@@ -165,17 +165,18 @@ def test_rows_that_cannot_be_written_are_written_later(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == 3
 
 
-def test_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_log, "KEPT", 10)
+def test_rows_are_bounded_and_leave_by_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_log, "KEPT", 2 * BLOCK)
 
-    async def scenario() -> list[int]:
-        log = EvidenceLog(None, ALL)
-        await kept(log, [b"image"] * 25)
-        rows = await log.read(0)
+    async def scenario() -> list[list[int]]:
+        log, found = EvidenceLog(None, ALL), []
+        for more in (2 * BLOCK, 1):
+            await kept(log, [b"image"] * more)
+            found.append([len(await log.read(block)) for block in range(3)])
         await log.close()
-        return list(rows)
+        return found
 
-    assert asyncio.run(scenario()) == list(range(16, 26))
+    assert asyncio.run(scenario()) == [[BLOCK, BLOCK, 0], [0, BLOCK, 1]]
     assert KEPT % BLOCK == 0
 
 

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from edge.monitoring import evidence_log, review
 from edge.monitoring.evidence_log import EvidenceLog
 from edge.monitoring.review import FEWEST, Review, Reviewer
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.certification.profile_files import load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import BadField, NotFound
-from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop
+from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
 from hawkvision.guarantee.labels import RANDOM_IMAGES
 from hawkvision.guarantee.review import BLOCK
 from hawkvision.tasks.kind import TaskKind
@@ -254,21 +255,128 @@ def test_boxes_cannot_be_labelled_here(tmp_path: Path) -> None:
     at_desk(tmp_path, scenario, kind=task_kind("detection", ["car"], {}))
 
 
+def of(review: Any, drop: float) -> float:
+    found: dict[float, float] = {target.max_accuracy_drop: target.delta for target in review.targets}
+    return found[drop]
+
+
 def test_a_block_keeps_its_part_of_delta_and_the_next_one_has_half_of_it(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         for _ in range(3):
             desk.audit(BLOCK, missing=BLOCK // 10)
-        made = [await desk.reviewer.certify(block, labels_checked=False) for block in (0, 1, 0, 2)]
-        of_one_percent = [{each.max_accuracy_drop: each.delta for each in one.targets}[0.01] for one in made]
-        assert of_one_percent == [0.025, 0.0125, 0.025, 0.00625]
-        of_half = [{each.max_accuracy_drop: each.delta for each in one.targets}[0.5] for one in made]
-        assert of_half == [0.025] * 4, "each block certified this"
+        made = [await desk.reviewer.certify(block, labels_checked=False) for block in (0, 1, 1, 2)]
+        assert [of(each, 0.01) for each in made] == [0.025, 0.0125, 0.0125, 0.00625]
+        assert [of(each, 0.5) for each in made] == [0.025] * 4, "each block certified this"
         assert not {each.max_accuracy_drop: each.certified for each in made[0].targets}[0.01]
         written = {each.max_drop: each.delta for each in load_site(desk.file).pairs[0].conditions[0].certificates}
         assert (written[0.0095], written[0.475]) == (0.00625, 0.025)
         desk.audit(10)
         assert (await desk.page()).block == 2, "the newest full one"
         assert (await desk.page(block=3)).audits == 10
+
+    at_desk(tmp_path, scenario)
+
+
+def test_who_looks_at_a_block_opens_it(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(3):
+            desk.audit(BLOCK)
+        seen = [await desk.page(block=block) for block in (0, 1, 1, 2)]
+        for drop in (0.01, 0.5):
+            assert [of(each, drop) for each in seen] == [0.025, 0.0125, 0.0125, 0.00625]
+        made = await desk.reviewer.certify(2, labels_checked=False)
+        fast = load_site(desk.file).pairs[0].conditions[0].fast
+        assert of(made, 0.5) == fast.delta == 0.00625
+        desk.audit(BLOCK)
+        made = await desk.reviewer.certify(None, labels_checked=False)
+        assert (made.block, load_site(desk.file).pairs[0].conditions[0].fast.delta) == (3, 0.025)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_blocks_older_than_an_opened_one_tell_nothing(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        item = (await desk.page()).items[-1]
+        desk.audit(BLOCK)
+        assert (await desk.page()).block == 0, "until certificates are made of it"
+        await desk.reviewer.certify(0, labels_checked=False)
+        assert (await desk.page()).block == 1
+        before = desk.file.read_bytes()
+        for refused in (
+            desk.page(block=0),
+            desk.reviewer.label(int(item.id), "first"),
+            desk.reviewer.certify(0, labels_checked=False),
+        ):
+            with pytest.raises(BadField, match="block 0: block 1 was opened; older ones tell nothing any more"):
+                await refused
+        assert desk.file.read_bytes() == before
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_block_that_left_the_log_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (evidence_log, review):
+        monkeypatch.setattr(module, "KEPT", 2 * BLOCK)
+
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        await desk.page()
+        desk.audit(BLOCK)
+        desk.audit(60)
+        assert (await desk.page()).block == 1, "not the one that is open"
+        with pytest.raises(NotFound, match="there is none of number 0; expected 1 to 2"):
+            await desk.page(block=0)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_target_that_a_newer_block_does_not_support_is_no_longer_certified(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        def route(target: Any) -> tuple[bool, float]:
+            found = Policy(PROFILE, "small", "large", site=load_site(desk.file)).route(target)
+            return found.guarantee.status is AccuracyStatus.CERTIFIED, found.to_best
+
+        written = list[int]()
+        desk.reviewer.on_written = lambda: written.append(1)
+        desk.audit(BLOCK)
+        await desk.label_all(truly)
+        await desk.reviewer.certify(None, labels_checked=False)
+        assert route(MaxAccuracyDrop(0.05))[1] < 1.0
+        assert route(Quality.FAST)[0]
+        for _ in range(BLOCK - 1):  # certain answers of the edge stage, of which three in ten are wrong
+            truth = len(desk.truths) % 10
+            said, image = (truth + (len(desk.truths) % 10 < 3)) % 10, f"{len(desk.truths)}".encode()
+            desk.truths.append(truth)
+            number = desk.log.draw(0.0, b"", VERSIONS, image, 0.9999, {"index": said})
+            assert number is not None
+            desk.log.settle(number, image, {"index": truth}, float(said != truth))
+        before = desk.file.read_bytes()
+        await desk.page(block=1)
+        await desk.label_all(truly)
+        assert desk.file.read_bytes() == before, "it may still fill"
+        desk.audit(1)
+        await desk.page()
+        assert route(MaxAccuracyDrop(0.05)) == (True, 1.0), "the reference stage answers"
+        assert route(MaxAccuracyDrop(0.5))[1] < 1.0, "what the block supports stays"
+        assert not route(Quality.FAST)[0]
+        await desk.page()
+        assert len(written) == 2
+
+    at_desk(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("label", ["first", None])
+def test_a_newer_block_without_checked_labels_takes_nothing_away(tmp_path: Path, label: str | None) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        await desk.reviewer.certify(None, labels_checked=False)
+        before = desk.file.read_bytes()
+        desk.audit(BLOCK, missing=BLOCK // 2)
+        for item in (await desk.page()).items[RANDOM_IMAGES:] if label else ():
+            await desk.reviewer.label(int(item.id), label)
+        assert (await desk.page()).block == 1
+        assert desk.file.read_bytes() == before
 
     at_desk(tmp_path, scenario)
 

@@ -56,6 +56,7 @@ def test_what_is_harmless_is_certified_before_the_block_is_full() -> None:
 def test_the_part_of_delta_halves_with_each_block_since_the_last_that_certified() -> None:
     spent = [share_of_delta(1.0, earlier) for earlier in ([], [False], [False, False], [False, True], [True, False])]
     assert spent == [0.5, 0.25, 0.125, 0.5, 0.25]
+    assert 0.0 <= share_of_delta(0.05, [False] * 2000) < 1e-300
 
 
 def test_audits_that_a_share_drew_are_thinned_to_the_smallest() -> None:
