@@ -5,7 +5,8 @@
 Rows are in a SQLite file beside the state file, of the last `KEPT` audits. They are a uniform sample of what the edge
 stage scored: an audit that was drawn on suspicion only is no evidence, and one that is missing stays a row. Rows come
 in blocks of `BLOCK` by their number alone, and leave by whole blocks, so that nobody chooses where one begins or ends
-(`hawkvision.guarantee.review`).
+(`hawkvision.guarantee.review`). A start with another share, or after an end in which the last rows may have been lost,
+begins a block.
 
 Images are kept only where the operator bounds them, `review_max_bytes` and `review_max_days`: those of disagreements,
 and of the audits drawn at random for the check of labels. They lie beside the file, in a folder that only this user may
@@ -63,10 +64,8 @@ class Audit(msgspec.Struct, omit_defaults=True):
     """Key of the innermost log that watched the request, in hexadecimal; empty if none did."""
     digest: str
     """SHA-256 of the image."""
-    u: float
-    """The random number by which it was drawn, below `share`."""
     share: float
-    """Of the images that were drawn then."""
+    """Of the images that were drawn; the same in all of a block."""
     versions: str
     """Of the stages, and of what their scores depend on."""
     score: float
@@ -124,12 +123,11 @@ class EvidenceLog:
         try:
             self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
             self._connection.executescript(_SCHEMA)
-            last: int = self._connection.execute("SELECT coalesce(max(number), 0) FROM audits").fetchone()[0]
+            self._next = self._begin()
             self._find_images()
         except BaseException:
             self._connection.close()
             raise
-        self._next = last + 1
         self._open: dict[int, Audit] = {}
         """The audits of this run that are not settled."""
         self._complaint = ""
@@ -151,7 +149,7 @@ class EvidenceLog:
             return None
         number, self._next = self._next, self._next + 1
         digest = hashlib.sha256(body).hexdigest()
-        audit = Audit(self._now(), stream.hex(), digest, u, self.share, versions, score, answer)
+        audit = Audit(self._now(), stream.hex(), digest, self.share, versions, score, answer)
         self._open[number] = self._unwritten[number] = audit
         return number
 
@@ -275,6 +273,9 @@ class EvidenceLog:
         self._stopping.set()
         await self._writer
         await self.write()
+        if not self._unwritten:
+            with contextlib.suppress(sqlite3.Error):  # then the next start begins a block
+                await asyncio.to_thread(self._connection.execute, "PRAGMA user_version = 0")
         await asyncio.to_thread(self._connection.close)
 
     # ------------------------------------------------------------------------------------------------- the files
@@ -306,6 +307,17 @@ class EvidenceLog:
             for number, body in images.items():
                 self._write_image(number, body)
             self._delete_images()
+
+    def _begin(self) -> int:
+        """The number of the next audit. It begins a block if the share changed, or if audits may be missing."""
+        found = self._connection.execute("SELECT number, record FROM audits ORDER BY number DESC LIMIT 1").fetchone()
+        unclosed = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        self._connection.execute("PRAGMA user_version = 1")
+        number, record = found or (0, b"")
+        with contextlib.suppress(*MALFORMED):
+            if not unclosed and msgspec.json.decode(record, type=Audit).share == self.share:
+                return int(number) + 1
+        return (block_of(number) + 1) * BLOCK + 1
 
     def _find_images(self) -> None:
         """The images of the last run; where none are to be kept, they are deleted."""

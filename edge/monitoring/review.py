@@ -45,7 +45,7 @@ from hawkvision.core.types import Prediction
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, ThresholdStep
 from hawkvision.guarantee.labels import FEWEST_CHECKED, LabelNeed, doubt, harder, label_needs, neither_oftener
-from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, share_of_delta, uniform
+from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, share_of_delta
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.kind import TaskKind
@@ -211,7 +211,7 @@ class Reviewer:
             NotFound: if there is no such block.
         """
         async with self._turn:
-            number = self._chosen(block)
+            number = await self._chosen(block)
             sample = await self._sample(number)
             if sample.rows:
                 await asyncio.to_thread(self._log.open, number)
@@ -264,7 +264,7 @@ class Reviewer:
             )
         async with self._turn:
             audit = await self._audit(number)
-            block = self._chosen(block_of(number))
+            block = await self._chosen(block_of(number))
             audit.losses = None if label is None else self._losses(number, audit, label)
             audit.label = label
             if label is not None:
@@ -295,7 +295,7 @@ class Reviewer:
         if self._certificates is None:
             raise BadField("this node has no file for certificates; set `edge.certificates` to a path and restart it")
         async with self._turn:
-            number = self._chosen(block)
+            number = await self._chosen(block)
             sample = await self._sample(number)
             if len(sample.rows) < FEWEST:
                 raise BadField(f"block {number}: {len(sample.rows)} audits certify nothing; expected at least {FEWEST}")
@@ -373,8 +373,9 @@ class Reviewer:
 
     # ------------------------------------------------------------------------------------------------- a block
 
-    def _chosen(self, block: int | None) -> int:
-        """The block asked for; else that which is open, until certificates are made of it; else the newest full one.
+    async def _chosen(self, block: int | None) -> int:
+        """The block asked for; else that which is open, until certificates are made of it; else the newest that has
+        ended with `FEWEST` audits.
 
         Raises:
             BadField: if a newer one was opened.
@@ -385,8 +386,10 @@ class Reviewer:
         if block is None:
             if opened >= oldest and FAST not in openings[opened]:
                 return opened
-            full = max(opened, block_of(self._log.last + 1) - 1)
-            return newest if full < 0 else full
+            for ended in range(block_of(self._log.last + 1) - 1, max(opened, oldest) - 1, -1):
+                if len(await self._log.read(ended)) >= FEWEST:
+                    return ended
+            return opened if opened >= oldest else newest
         if not oldest <= block <= newest:
             raise NotFound(f"block: there is none of number {block}; expected {oldest} to {newest}")
         if block < opened:
@@ -394,11 +397,9 @@ class Reviewer:
         return block
 
     async def _sample(self, block: int) -> _Sample:
-        """The audits of a block by the stages that run now, thinned to a uniform sample."""
+        """The audits of a block by the stages that run now."""
         versions = self._versions()
         rows = {row: audit for row, audit in (await self._log.read(block)).items() if audit.versions == versions}
-        kept = uniform([audit.u for audit in rows.values()], (audit.share for audit in rows.values()))
-        rows = {row: audit for (row, audit), some in zip(rows.items(), kept, strict=True) if some}
         audits = rows.values()
         losses = np.array([audit.losses or (np.nan, np.nan) for audit in audits]).reshape(-1, 2)
         differing = np.array([audit.disagreement for audit in audits])

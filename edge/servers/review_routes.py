@@ -26,7 +26,7 @@ Block: TypeAlias = Annotated[
     Annotated[int, Meta(ge=0)] | None,
     Meta(
         description="The block of audits; default: that which is open until certificates are made of it, else the "
-        "newest full one. Looking at a block opens it, and older ones are refused from then on."
+        "newest that has ended. Looking at a block opens it, and older ones are refused from then on."
     ),
 ]
 Task: TypeAlias = Annotated[

@@ -6,8 +6,7 @@ disagreements of earlier images only. So it may be tested after every image and 
 opens it, and numbers of opened blocks rise. For each target, the j-th block that was opened since one certified it has
 δ / 2^j: all of them together err with probability δ at most, and nobody can look or label until chance certifies.
 
-Rows whose random number u is at least the smallest share in use are left out (`uniform`). What remains is a uniform
-sample of all images that were scored, whatever the share was when each of them came.
+The share of images that are drawn is the same for all of a block.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hawkvision.guarantee.labels import RANDOM_IMAGES
 
@@ -54,9 +50,3 @@ def share_of_delta(delta: float, earlier: Sequence[bool]) -> float:
     """
     place = 1 + next((since for since, certified in enumerate(reversed(earlier)) if certified), len(earlier))
     return math.ldexp(delta, -place)
-
-
-def uniform(draws: Sequence[float], shares: Iterable[float]) -> NDArray[np.bool_]:
-    """Which audits (n,), drawn by these random numbers at these shares, are a uniform sample of all images."""
-    least = min(shares, default=1.0)
-    return np.asarray(draws, np.float64) < least

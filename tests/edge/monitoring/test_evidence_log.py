@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import stat
 from pathlib import Path
@@ -43,7 +44,7 @@ def test_audits_are_kept_with_both_answers_and_outlive_the_node(large: Peer, tmp
             assert len(rows) == audits(it, "agree", "differ")
             for row in rows.values():
                 assert row.settled
-                assert row.u < row.share == 0.2
+                assert row.share == 0.2
                 assert len(row.stream) == 32
                 assert row.answer == {"index": EDGE_CLASS}
                 assert row.reference == {"index": ANSWER_CLASS if row.disagreement else EDGE_CLASS}
@@ -178,6 +179,25 @@ def test_rows_are_bounded_and_leave_by_whole_blocks(monkeypatch: pytest.MonkeyPa
 
     assert asyncio.run(scenario()) == [[BLOCK, BLOCK, 0], [0, BLOCK, 1]]
     assert KEPT % BLOCK == 0
+
+
+@pytest.mark.parametrize(
+    ("share", "killed", "number"), [(ALL, False, 4), (0.5, False, BLOCK + 1), (ALL, True, BLOCK + 1)]
+)
+def test_another_share_or_a_sudden_end_begins_a_block(tmp_path: Path, share: float, killed: bool, number: int) -> None:
+    async def scenario() -> int | None:
+        (tmp_path / "run").mkdir()
+        log = EvidenceLog(tmp_path / "run" / "audits", ALL)
+        await kept(log, [b"image"] * 3)
+        if killed:
+            shutil.copytree(tmp_path / "run", tmp_path / "left")  # as a process that is killed now leaves it
+        await log.close()
+        log = EvidenceLog(tmp_path / ("left" if killed else "run") / "audits", share)
+        drawn = log.draw(0.0, b"", "1", b"image", 0.9, {"index": 1})
+        await log.close()
+        return drawn
+
+    assert asyncio.run(scenario()) == number
 
 
 def test_the_images_for_the_check_of_labels_are_spread_over_each_block() -> None:

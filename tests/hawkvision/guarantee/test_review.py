@@ -8,7 +8,7 @@ import numpy as np
 
 from hawkvision.guarantee.certificate import certified_steps
 from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, StageEvidence, Thresholds
-from hawkvision.guarantee.review import share_of_delta, uniform
+from hawkvision.guarantee.review import share_of_delta
 
 DROP, DELTA, SEEDS, PLANNED = 0.03, 0.1, 400, 300
 EVERYTHING = (BEST_ONLY, Thresholds(-math.inf))
@@ -57,14 +57,3 @@ def test_the_part_of_delta_halves_with_each_block_since_the_last_that_certified(
     spent = [share_of_delta(1.0, earlier) for earlier in ([], [False], [False, False], [False, True], [True, False])]
     assert spent == [0.5, 0.25, 0.125, 0.5, 0.25]
     assert 0.0 <= share_of_delta(0.05, [False] * 2000) < 1e-300
-
-
-def test_audits_that_a_share_drew_are_thinned_to_the_smallest() -> None:
-    rng = np.random.default_rng(2)
-    shares = np.where(np.arange(100_000) < 50_000, 0.02, 0.2)
-    u = rng.random(100_000)
-    drawn = np.flatnonzero(u < shares)
-    kept = drawn[uniform(u[drawn].tolist(), shares[drawn].tolist())]
-    before, after = (kept < 50_000).sum(), (kept >= 50_000).sum()
-    assert abs(int(before) - int(after)) < 5.0 * math.sqrt(len(kept))
-    assert len(kept) < len(drawn) / 4
