@@ -115,6 +115,8 @@ class EvidenceLog:
         self._images: dict[int, tuple[int, float]] = {}
         """Size and time of each kept image, the oldest first."""
         self._most_bytes, self._most_age_s = most_bytes, most_days * DAY_S
+        self.remembers = path is not None
+        """Whether a restart keeps rows and openings."""
         self.keeps_images = path is not None and bool(self._most_bytes and self._most_age_s)
         self._folder = None if path is None else path.with_name(f"{path.name}.images")
         if path is not None:

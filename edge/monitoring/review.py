@@ -288,12 +288,17 @@ class Reviewer:
         """Make certificates of a block's audits, and write them to the node's file.
 
         Raises:
-            BadField: if there is no such file, a newer block was opened, there are too few audits, or the labels are
-                not believed.
+            BadField: if there is no such file, or none that remembers openings; if a newer block was opened, there are
+                too few audits, or the labels are not believed.
             NotFound: if there is no such block.
         """
         if self._certificates is None:
             raise BadField("this node has no file for certificates; set `edge.certificates` to a path and restart it")
+        if not self._log.remembers:
+            raise BadField(
+                "a restart of this node would forget which blocks were opened; set `edge.state_file` to a path that it "
+                "can write and restart it"
+            )
         async with self._turn:
             number = await self._chosen(block)
             sample = await self._sample(number)

@@ -209,7 +209,14 @@ def test_what_cannot_be_certified_is_refused_and_says_why(tmp_path: Path) -> Non
         with pytest.raises(BadField, match=r"set `edge\.certificates`"):
             await desk.reviewer.certify(None, labels_checked=False)
 
-    for name, scenario, certificates in (("few", few, True), ("none", no_file, False)):
+    async def forgets(desk: Desk) -> None:
+        log = EvidenceLog(None, 0.02)
+        reviewer = Reviewer("digits", KIND, log, lambda: (PROFILE, PAIR), lambda: VERSIONS, desk.file)
+        with pytest.raises(BadField, match=r"set `edge\.state_file`"):
+            await reviewer.certify(None, labels_checked=False)
+        await log.close()
+
+    for name, scenario, certificates in (("few", few, True), ("none", no_file, False), ("forgets", forgets, True)):
         (tmp_path / name).mkdir()
         at_desk(tmp_path / name, scenario, certificates=certificates)
 
