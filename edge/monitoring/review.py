@@ -158,12 +158,21 @@ class NewCertificates(msgspec.Struct, frozen=True):
     targets: Annotated[tuple[ReviewTarget, ...], Meta(description="What was certified, by target.")]
 
 
+class _Stages(NamedTuple):
+    """What is compared."""
+
+    profile: Profile
+    pair: Pair
+    versions: str
+
+
 class _Sample(NamedTuple):
     """The audits of a block that are evidence."""
 
     rows: dict[int, Audit]
     evidence: Evidence
     disagreements: int
+    stages: _Stages
 
 
 class Reviewer:
@@ -228,7 +237,7 @@ class Reviewer:
         found.sort(key=lambda row: (not for_label_check(row), -len(helped[row]), row))
         page = found[offset : offset + limit]
         checked = self._checked(sample)
-        doubted = self._doubt(checked) if len(checked) >= FEWEST_CHECKED else None
+        doubted = self._doubt(checked, sample.stages.pair) if len(checked) >= FEWEST_CHECKED else None
         failed = [drop for drop, need in needs.items() if need.to_best == 1.0]
         if failed and doubted is None and len(checked) >= FEWEST_CHECKED and number < block_of(self._log.last + 1):
             await self._withdraw(sample, failed)
@@ -289,7 +298,7 @@ class Reviewer:
 
         Raises:
             BadField: if there is no such file, or none that remembers openings; if a newer block was opened, there are
-                too few audits, or the labels are not believed.
+                too few audits, the labels are not believed, or the stages change meanwhile.
             NotFound: if there is no such block.
         """
         if self._certificates is None:
@@ -403,8 +412,8 @@ class Reviewer:
 
     async def _sample(self, block: int) -> _Sample:
         """The audits of a block by the stages that run now."""
-        versions = self._versions()
-        rows = {row: audit for row, audit in (await self._log.read(block)).items() if audit.versions == versions}
+        stages = self._stages()
+        rows = {row: audit for row, audit in (await self._log.read(block)).items() if audit.versions == stages.versions}
         audits = rows.values()
         losses = np.array([audit.losses or (np.nan, np.nan) for audit in audits]).reshape(-1, 2)
         differing = np.array([audit.disagreement for audit in audits])
@@ -412,15 +421,17 @@ class Reviewer:
             losses, differing = np.zeros((1, 2)), np.zeros(1)
         stage = StageEvidence(np.array([audit.score for audit in audits] or [0.0]), losses[:, 0], differing)
         evidence = Evidence(stage, losses[:, 1], binary=self._kind.binary, planned=BLOCK)
-        return _Sample(rows, evidence, int((differing > 0.0).sum()))
+        return _Sample(rows, evidence, int((differing > 0.0).sum()), stages)
+
+    def _stages(self) -> _Stages:
+        return _Stages(*self._pair(), self._versions())
 
     def _checked(self, sample: _Sample) -> dict[int, Audit]:
         """The audits drawn at random that have a label that tells."""
         return {row: audit for row, audit in sample.rows.items() if for_label_check(row) and audit.losses is not None}
 
-    def _doubt(self, checked: Mapping[int, Audit]) -> str | None:
+    def _doubt(self, checked: Mapping[int, Audit], pair: Pair) -> str | None:
         """Why the labels of these audits cannot be believed."""
-        _, pair = self._pair()
         losses = np.array([audit.losses for audit in checked.values()])
         classes = None
         if self._kind.one_class:
@@ -444,7 +455,7 @@ class Reviewer:
         self, block: int, sample: _Sample
     ) -> tuple[tuple[ReviewTarget, ...], dict[float, LabelNeed]]:
         """What a block certifies now, if its labels are right, and what more would do; it changes nothing."""
-        key = block, next(iter(sample.rows)), self._labels, len(sample.rows) // FRESH, self._versions()
+        key = block, next(iter(sample.rows)), self._labels, len(sample.rows) // FRESH, sample.stages
         async with self._computing:
             if self._known is None or self._known[0] != key:
                 self._known = key, *await asyncio.to_thread(self._targets, block, sample)
@@ -460,7 +471,7 @@ class Reviewer:
         return found
 
     def _targets(self, block: int, sample: _Sample) -> tuple[tuple[ReviewTarget, ...], dict[float, LabelNeed]]:
-        profile, pair = self._pair()
+        profile, pair, _ = sample.stages
         costs, paths = costs_of(profile, pair), paths_of(pair)[:1]
 
         def cost(step: ThresholdStep) -> float:
@@ -486,8 +497,9 @@ class Reviewer:
         )
         return found, needs
 
-    def _condition(self, block: int, sample: _Sample, profile: Profile, pair: Pair) -> Condition:
+    def _condition(self, block: int, sample: _Sample) -> Condition:
         """The certificates of all targets and of never escalating, each by its part of δ."""
+        profile, pair, _ = sample.stages
         costs, paths, balanced = costs_of(profile, pair), paths_of(pair)[:1], pair.conditions[0].balanced.max_drop
         spent = self._deltas(block, (FAST, balanced, *TESTED_DROPS))
         made = {
@@ -508,12 +520,12 @@ class Reviewer:
 
     def _certify(self, block: int, sample: _Sample, *, labels_checked: bool) -> NewCertificates:
         """See `certify`."""
-        profile, pair = self._pair()
+        profile, pair, _ = sample.stages
         checked = self._checked(sample)
         labels = int(sample.evidence.labelled.sum())
         accuracies = self._check(checked, profile, pair, confirmed=labels_checked) if labels else {}
         self._log.open(block)
-        condition = self._condition(block, sample, profile, pair)
+        condition = self._condition(block, sample)
         rows, between = list(sample.rows.values()), pair.intermediate
         names = (pair.edge, pair.best) if between is None else (pair.edge, between.name, pair.best)
         stages = [profile.stage(name) for name in names]
@@ -544,6 +556,8 @@ class Reviewer:
             ),
         )  # fmt: skip
         assert self._certificates is not None, "it was checked"
+        if self._stages() != sample.stages:
+            raise BadField(f"block {block}: the stages or their profile changed meanwhile; ask again")
         write_atomic(self._certificates, dump(site))
         certified = (each.max_drop for each in (condition.balanced, *condition.certificates) if each.to_best < 1.0)
         self._log.certified(block, (FAST, *certified))
@@ -594,7 +608,7 @@ class Reviewer:
                 f"{len(checked)} of the images drawn at random, on which labels are checked, have a label that tells; "
                 f"expected at least {FEWEST_CHECKED}: they come first in /v1/review, and fill with the block"
             )
-        doubted = self._doubt(checked)
+        doubted = self._doubt(checked, pair)
         right = 1.0 - np.array([audit.losses for audit in checked.values()])
         digest = sha256_of("".join(audit.digest for audit in checked.values()).encode())
         found = {

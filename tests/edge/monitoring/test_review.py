@@ -221,6 +221,19 @@ def test_what_cannot_be_certified_is_refused_and_says_why(tmp_path: Path) -> Non
         at_desk(tmp_path / name, scenario, certificates=certificates)
 
 
+def test_certificates_are_of_the_stages_that_still_run(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(200)
+        told = iter([VERSIONS, "2"])
+        reviewer = Reviewer("digits", KIND, desk.log, lambda: (PROFILE, PAIR), lambda: next(told), desk.file)
+        with pytest.raises(BadField, match="changed meanwhile"):
+            await reviewer.certify(None, labels_checked=False)
+        assert not desk.file.exists()
+        assert desk.log.openings() == {0: frozenset()}
+
+    at_desk(tmp_path, scenario)
+
+
 def test_only_audits_of_the_stages_that_run_are_evidence_and_missing_ones_are_lost(tmp_path: Path) -> None:
     async def scenario(desk: Desk, missing: int) -> dict[float, float]:
         desk.audit(300, versions="0")
