@@ -15,8 +15,9 @@ nothing from then on. The block may be looked at again and again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -40,7 +41,7 @@ from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, written
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.certification.threshold_order import expected_cost
-from hawkvision.core.errors import BadField, NotFound
+from hawkvision.core.errors import BadField, NotFound, Overloaded
 from hawkvision.core.types import Prediction
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, ThresholdStep
@@ -56,6 +57,8 @@ FEWEST: Final = 50
 """With fewer audits no drop below 6 % can be certified, whatever their labels."""
 FAST: Final = 1.0
 """Stands for never escalating among the drops: every block that certifies bounds what it loses."""
+MOST_ASKED: Final = 3
+"""Blocks that are computed or wait for it; one takes a second or two of a processor."""
 MOST_ITEMS: Final = 100
 """Images on one page."""
 FRESH: Final = 32
@@ -206,6 +209,8 @@ class Reviewer:
         self.on_written: Callable[[], None] = lambda: None
         """Called when the file was written."""
         self._turn, self._computing = asyncio.Lock(), asyncio.Lock()
+        self._asked = 0
+        """Blocks that are computed or wait for it."""
         self._labels = 0
         """Labels given or taken back since the start."""
         self._known: tuple[object, tuple[ReviewTarget, ...], dict[float, LabelNeed]] | None = None
@@ -218,13 +223,15 @@ class Reviewer:
         Raises:
             BadField: if a newer block was opened.
             NotFound: if there is no such block.
+            Overloaded: if more than `MOST_ASKED` wait.
         """
-        async with self._turn:
-            number = await self._chosen(block)
-            sample = await self._sample(number)
-            if sample.rows:
-                await asyncio.to_thread(self._log.open, number)
-        targets, needs = await self._certifiable(number, sample) if len(sample.rows) else ((), {})
+        async with self._place():
+            async with self._turn:
+                number = await self._chosen(block)
+                sample = await self._sample(number)
+                if sample.rows:
+                    await asyncio.to_thread(self._log.open, number)
+            targets, needs = await self._certifiable(number, sample) if len(sample.rows) else ((), {})
         helped = {
             row: tuple(stated_drop(drop) for drop, need in needs.items() if need.helps[place : place + 1].any())
             for place, row in enumerate(sample.rows)
@@ -300,6 +307,7 @@ class Reviewer:
             BadField: if there is no such file, or none that remembers openings; if a newer block was opened, there are
                 too few audits, the labels are not believed, or the stages change meanwhile.
             NotFound: if there is no such block.
+            Overloaded: if more than `MOST_ASKED` wait.
         """
         if self._certificates is None:
             raise BadField("this node has no file for certificates; set `edge.certificates` to a path and restart it")
@@ -308,7 +316,7 @@ class Reviewer:
                 "a restart of this node would forget which blocks were opened; set `edge.state_file` to a path that it "
                 "can write and restart it"
             )
-        async with self._turn:
+        async with self._place(), self._turn:
             number = await self._chosen(block)
             sample = await self._sample(number)
             if len(sample.rows) < FEWEST:
@@ -386,6 +394,17 @@ class Reviewer:
         )
 
     # ------------------------------------------------------------------------------------------------- a block
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places of those who wait for a block."""
+        if self._asked >= MOST_ASKED:
+            raise Overloaded(f"{self._asked} requests for a review are already being computed", 2.0)
+        self._asked += 1
+        try:
+            yield
+        finally:
+            self._asked -= 1
 
     async def _chosen(self, block: int | None) -> int:
         """The block asked for; else that which is open, until certificates are made of it; else the newest that has

@@ -12,11 +12,11 @@ import pytest
 
 from edge.monitoring import evidence_log, review
 from edge.monitoring.evidence_log import EvidenceLog
-from edge.monitoring.review import FEWEST, Review, Reviewer
+from edge.monitoring.review import FEWEST, MOST_ASKED, Review, Reviewer
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.certification.profile_files import load_site
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.errors import BadField, NotFound
+from hawkvision.core.errors import BadField, NotFound, Overloaded
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
 from hawkvision.guarantee.labels import RANDOM_IMAGES
 from hawkvision.guarantee.review import BLOCK
@@ -219,6 +219,17 @@ def test_what_cannot_be_certified_is_refused_and_says_why(tmp_path: Path) -> Non
     for name, scenario, certificates in (("few", few, True), ("none", no_file, False), ("forgets", forgets, True)):
         (tmp_path / name).mkdir()
         at_desk(tmp_path / name, scenario, certificates=certificates)
+
+
+def test_few_may_wait_for_a_block_at_once(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(100)
+        asked = [desk.page() for _ in range(MOST_ASKED)] + [desk.page(), desk.reviewer.certify(0, labels_checked=False)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(each, Overloaded) for each in found] == [False] * MOST_ASKED + [True, True]
+        await desk.page()
+
+    at_desk(tmp_path, scenario)
 
 
 def test_certificates_are_of_the_stages_that_still_run(tmp_path: Path) -> None:
