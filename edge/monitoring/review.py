@@ -41,7 +41,7 @@ from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, written
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.certification.threshold_order import expected_cost
-from hawkvision.core.errors import BadField, NotFound, Overloaded
+from hawkvision.core.errors import BadField, ManifestError, NotFound, Overloaded
 from hawkvision.core.types import Prediction
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, ThresholdStep
@@ -304,8 +304,9 @@ class Reviewer:
         """Make certificates of a block's audits, and write them to the node's file.
 
         Raises:
-            BadField: if there is no such file, or none that remembers openings; if a newer block was opened, there are
-                too few audits, the labels are not believed, or the stages change meanwhile.
+            BadField: if there is no such file, or it holds what no review made; if there is none that remembers
+                openings; if a newer block was opened, there are too few audits, the labels are not believed, or the
+                stages change meanwhile.
             NotFound: if there is no such block.
             Overloaded: if more than `MOST_ASKED` wait.
         """
@@ -540,6 +541,7 @@ class Reviewer:
     def _certify(self, block: int, sample: _Sample, *, labels_checked: bool) -> NewCertificates:
         """See `certify`."""
         profile, pair, _ = sample.stages
+        self._check_replaceable(pair)
         checked = self._checked(sample)
         labels = int(sample.evidence.labelled.sum())
         accuracies = self._check(checked, profile, pair, confirmed=labels_checked) if labels else {}
@@ -592,11 +594,30 @@ class Reviewer:
             targets,
         )
 
+    def _check_replaceable(self, pair: Pair) -> None:
+        """Raises: BadField: if the file holds certificates that no review of this pair made."""
+        path = self._certificates
+        if path is None or not path.exists():
+            return
+        try:
+            site = load_site(path)
+        except ManifestError as error:
+            raise BadField(f"the certificates in force would be replaced, but: {error}") from None
+        pairs = [(each.edge, each.best) for each in site.pairs]
+        if site.basis != "review" or pairs != [(pair.edge, pair.best)]:
+            raise BadField(
+                f"{path} holds certificates of {site.data.name!r} (basis {site.basis}, edge stages "
+                f"{', '.join(edge for edge, _ in pairs)}), which these would replace; move it away and ask again"
+            )
+
     async def _withdraw(self, sample: _Sample, failed: Collection[float]) -> None:
         """Take these drops, and `fast`, out of the certificates of a block that ended before this one began."""
 
         def write(path: Path) -> bool:
-            site = load_site(path)
+            try:
+                site = load_site(path)
+            except ManifestError:  # what is in force was read before the file broke
+                return False
             began = datetime.fromtimestamp(next(iter(sample.rows.values())).drawn, UTC)
             if site.basis != "review" or site.until > began:
                 return False

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from edge.monitoring import evidence_log, review
 from edge.monitoring.evidence_log import EvidenceLog
 from edge.monitoring.review import FEWEST, MOST_ASKED, Review, Reviewer
 from hawkvision.cascade.certification.profile import threshold_value
-from hawkvision.cascade.certification.profile_files import load_site
+from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import BadField, NotFound, Overloaded
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
@@ -219,6 +220,28 @@ def test_what_cannot_be_certified_is_refused_and_says_why(tmp_path: Path) -> Non
     for name, scenario, certificates in (("few", few, True), ("none", no_file, False), ("forgets", forgets, True)):
         (tmp_path / name).mkdir()
         at_desk(tmp_path / name, scenario, certificates=certificates)
+
+
+@pytest.mark.parametrize("change", [{"basis": "site"}, {"edge": "medium"}, None])
+def test_a_file_that_no_review_made_is_not_replaced(tmp_path: Path, change: dict[str, str] | None) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(200)
+        for _ in range(2):  # its own are
+            await desk.reviewer.certify(None, labels_checked=False)
+        site = load_site(desk.file)
+        if change is None:
+            desk.file.write_bytes(b"{")
+        elif "edge" in change:
+            pairs = (*site.pairs, msgspec.structs.replace(site.pairs[0], edge=change["edge"]))
+            desk.file.write_bytes(dump(msgspec.structs.replace(site, pairs=pairs)))
+        else:
+            desk.file.write_bytes(dump(msgspec.structs.replace(site, **change)))
+        before = desk.file.read_bytes()
+        with pytest.raises(BadField, match="replace"):
+            await desk.reviewer.certify(None, labels_checked=False)
+        assert desk.file.read_bytes() == before
+
+    at_desk(tmp_path, scenario)
 
 
 def test_few_may_wait_for_a_block_at_once(tmp_path: Path) -> None:
