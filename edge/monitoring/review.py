@@ -269,7 +269,8 @@ class Reviewer:
         """Label an audit; None takes a label back.
 
         Raises:
-            BadField: if it is no label of this audit, or of this kind of task, or if a newer block was opened.
+            BadField: if it is no label of this audit, or of this kind of task; if it has another label, which must be
+                taken back first; or if a newer block was opened.
             NotFound: if there is no such audit.
         """
         kind = self._kind
@@ -281,6 +282,10 @@ class Reviewer:
         async with self._turn:
             audit = await self._audit(number)
             block = await self._chosen(block_of(number))
+            if label is not None and audit.label is not None and label != audit.label:
+                raise BadField(
+                    f"audit {number} has the label {audit.label!r}; who is sure takes that back first (DELETE)"
+                )
             audit.losses = None if label is None else self._losses(number, audit, label)
             audit.label = label
             if label is not None:

@@ -155,6 +155,9 @@ def test_a_label_can_be_taken_back(tmp_path: Path) -> None:
         before = await desk.page()
         item = before.items[-1]
         assert (await desk.reviewer.label(int(item.id), "cannot_tell")).label == "cannot_tell"
+        with pytest.raises(BadField, match="has the label 'cannot_tell'; who is sure takes that back first"):
+            await desk.reviewer.label(int(item.id), "first")
+        await desk.reviewer.label(int(item.id), "cannot_tell")
         page = await desk.page(labelled=True)
         assert [(each.id, each.label) for each in page.items] == [(item.id, "cannot_tell")]
         assert page.targets == before.targets, "what nobody can tell counts as lost"

@@ -164,6 +164,8 @@ def test_certificates_are_made_and_put_in_force_by_who_may_operate(
         desk.ask("POST", f"/v1/review/{item['id']}", {"label": "cannot_tell"})
         made = client.certify("imagenet")
         assert (made["edge"], made["basis"], made["labels"]) == (EDGE, "agreement", 0)
+        assert desk.ask("POST", f"/v1/review/{item['id']}", {"label": "neither"}).status == 400
+        desk.ask("DELETE", f"/v1/review/{item['id']}")
         desk.ask("POST", f"/v1/review/{item['id']}", {"label": "neither"})
         with pytest.raises(BadField, match="expected at least 24"):
             client.certify()
