@@ -298,10 +298,10 @@ class Reviewer:
         """The image of an audit.
 
         Raises:
-            NotFound: if it is not kept.
+            NotFound: if it is not kept, or its block is not open yet: that it is kept says that the stages differ.
         """
         found = await asyncio.to_thread(self._log.image, number)
-        if found is None:
+        if found is None or block_of(number) > max(self._log.openings(), default=-1):
             raise NotFound(f"no image of {number} is kept (any more); see review_max_bytes and review_max_days")
         return found
 

@@ -291,6 +291,9 @@ def test_only_audits_of_the_stages_that_run_are_evidence_and_missing_ones_are_lo
 def test_a_label_that_is_none_is_refused_with_those_that_are(tmp_path: Path, label: Any) -> None:
     async def scenario(desk: Desk) -> None:
         desk.audit(100)
+        for number in range(1, 101):
+            with pytest.raises(NotFound, match="no image"):  # whether there is one would say whether the stages differ
+                await desk.reviewer.image(number)
         item = next(each for each in (await desk.page()).items if len(each.answers) == 2)
         with pytest.raises(BadField, match="takes first, second, neither, cannot_tell, or: label: expected"):
             await desk.reviewer.label(int(item.id), label)
