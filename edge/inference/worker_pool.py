@@ -77,6 +77,11 @@ class WorkerPool(Generic[T]):
         return self._running <= 1 and not self._queue.waiting and not any(pool.busy for pool in self.beside)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a worker is free and no job waits."""
+        return self._running < self.threads and not self._queue.waiting
+
+    @property
     def busy(self) -> bool:
         """Whether a job runs or waits."""
         return self._running > 0 or self._queue.waiting > 0

@@ -1,37 +1,41 @@
-"""Audits: the reference stage also answers a share of the images that a stage below it scores.
+"""Audits: of a share of all images, both the edge stage's answer and the reference stage's.
 
-    scored ─► draw ─┬─ not drawn ────────────────────────────────────────────────► nothing
+    asked ──► draw ─┬─ not drawn ────────────────────────────────────────────────► nothing
                     └─ drawn: due ─┬─ the reference stage has answered anyway ───► an outcome
-                                   └─ waits for its turn ─┬─ answer ─────────────► an outcome
+                                   └─ waits for its turn ─┬─ both answers ───────► an outcome
                                                           ├─ no room, refused, ──► missing
                                                           │  or failed four times
                                                           └─ link down, failed ──► waits
 
-The draw depends neither on the image nor on whether it was accepted, escalated or given up, and comes first. So the
-outcomes are a uniform sample of what the stage scored, but for the missing ones, which are counted
+The draw depends neither on the image nor on its target, nor on whether it was accepted, escalated or given up, and
+comes first. So the outcomes are a uniform sample, but for the missing ones, which are counted
 (`hawkvision.guarantee.monitor`).
 
 The caller has its answer before the audit begins. An audit takes a connection only while one is free, so that no
-caller's escalation waits for it. Images that wait are in memory only.
+caller's escalation waits for it. Where the route left the edge stage out, or ran its first member alone, the whole
+stage runs while a worker is free; if none is for ten minutes, the audit is missing. Images wait in memory only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge.escalation.transport import Escalation
+from edge.inference.edge_stage import StagePrediction
 from edge.monitoring.evidence_log import EvidenceLog
 from hawkvision.core.errors import EscalationFailed, RequestError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Prediction, Reason
-from hawkvision.guarantee.monitor import Claims, Due, Monitor, Watched
+from hawkvision.guarantee.monitor import LONGEST_WAIT_S, MOST_WAITING, UNWATCHED, Claims, Due, Monitor, Watched
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.tasks.kind import TaskKind
 
@@ -52,6 +56,8 @@ RETRY_S = 1.0
 """Pause after the first; doubled after each further one."""
 POLL_S: Final = 0.1
 """Time after which a worker looks again whether there is room for an audit."""
+UNKNOWN_SCORE: Final = 1.0
+"""In the evidence, until the edge stage has run: at least every threshold, so that the image counts as lost."""
 
 
 class StageScore(NamedTuple):
@@ -64,6 +70,16 @@ class StageScore(NamedTuple):
     answered: Prediction
 
 
+class Unscored(NamedTuple):
+    """An image that the edge stage has not scored, and how it may."""
+
+    claims: Claims | None
+    """What its audit watches; None where that needs no score."""
+    has_room: Callable[[], bool]
+    """Whether the stage would delay no caller."""
+    run: Callable[[], Awaitable[StagePrediction]]
+
+
 @dataclass(slots=True, eq=False)
 class _Audit:
     """An image that waits for the reference stage."""
@@ -74,8 +90,14 @@ class _Audit:
     trace: TraceContext
     versions: str
     """Of the stages when it was drawn."""
-    row: int | None
+    unscored: Unscored | None
+    """How the edge stage runs; None if it has, or need not."""
+    answer: dict[str, Any] = field(default_factory=dict)
+    """The edge stage's, as the row has it: empty until the stage has run."""
+    row: int | None = None
     """In the evidence; None if it is none."""
+    reference: Prediction | None = None
+    """The reference stage's answer, while the edge stage's is awaited."""
 
 
 class Auditor:
@@ -143,41 +165,49 @@ class Auditor:
         trace: TraceContext,
         *,
         reference: Prediction | None = None,
+        unscored: Unscored | None = None,
     ) -> None:
-        """Draw whether to audit a request. Called for every request that a stage scored, once its outcome is known.
+        """Draw whether to audit a request. Called for every request, once its outcome is known.
 
         Args:
             watched: what watches it.
-            scores: of each stage below the reference stage.
+            scores: of each stage below the reference stage that ran, the edge stage's first.
             body: the image.
             trace: the request's span; an audit is a child.
             reference: the prediction of the reference stage, if it has answered already.
+            unscored: how the edge stage would score the image, if it has not.
         """
-        if self.evidence is None and all(scored.claims is None for scored in scores):
+        claims = any(scored.claims is not None for scored in (*scores, *(() if unscored is None else (unscored,))))
+        if self.evidence is None and not claims:
             return
-        due = self._monitor.draw(watched)
+        due = self._monitor.draw(watched if claims else UNWATCHED)
         if due is None:
             return
-        versions, scored = self._versions(), scores[0]
-        row = None
-        if self.evidence is not None and scored.stage == self._stage:
-            stream = due.streams[0].key if due.streams else b""
-            answer = self._kind.encode_compared(scored.answered)
-            row = self.evidence.draw(due.u, stream, versions, body, scored.score, answer)
-        audit = _Audit(due, scores, body, trace, versions, row)
+        audit = _Audit(due, scores, body, trace, self._versions(), unscored)
+        self._begin_row(audit)
+        if audit.row is None and unscored is not None and unscored.claims is None:
+            audit.unscored = None
         if due.settled:  # too many wait
             self._count("missed")
             self._keep(audit, None, 1.0)
-        elif reference is not None:
+        elif reference is not None and audit.unscored is None:
             self._found(audit, reference)
-        elif self._datacenter is None or (self._held_bytes and self._held_bytes + len(body) > MOST_BYTES):
+        elif self._datacenter is None or self._full(len(body)):
             self._missed(audit)
         else:
             self._held_bytes += len(body)
-            self._waiting.append(audit)
-            self._some.set()
+            if reference is not None and audit.unscored is not None:
+                self._await_edge(audit, audit.unscored, reference)
+            else:
+                self._waiting.append(audit)
+                self._some.set()
             if not self._workers:
                 self._workers = [asyncio.create_task(self._work(self._datacenter)) for _ in range(MOST_AT_ONCE)]
+
+    def _full(self, size: int) -> bool:
+        """Whether an image of so many bytes is too many to wait."""
+        too_large = self._held_bytes > 0 and self._held_bytes + size > MOST_BYTES
+        return too_large or len(self._waiting) >= MOST_WAITING
 
     async def close(self) -> None:
         """Give up the audits that wait or are made."""
@@ -196,11 +226,15 @@ class Auditor:
                 self._some.clear()
                 await self._some.wait()
             self._busy += 1
-            await self._make(datacenter, self._waiting.popleft())
+            audit = self._waiting.popleft()
+            if audit.reference is None:
+                await self._ask_reference(datacenter, audit)
+            else:
+                await self._run_edge(audit, audit.reference)
             self._busy -= 1
 
-    async def _make(self, datacenter: DatacenterClient, audit: _Audit) -> None:
-        """Make an audit, however long the link is down, and report its outcome."""
+    async def _ask_reference(self, datacenter: DatacenterClient, audit: _Audit) -> None:
+        """Ask the reference stage, however long the link is down, and report the outcome or let the edge stage run."""
         reference: Prediction | None = None
         refused = False
         for attempt in range(MOST_ATTEMPTS):
@@ -215,11 +249,51 @@ class Auditor:
                 log.debug("audit failed: %s", error)
             if refused or reference is not None:
                 break
+        if reference is not None and audit.unscored is not None:
+            self._await_edge(audit, audit.unscored, reference)
+            return
         self._held_bytes -= len(audit.body)
         if reference is None:
             self._missed(audit, refused=refused)
         else:
             self._found(audit, reference)
+
+    def _await_edge(self, audit: _Audit, unscored: Unscored, reference: Prediction) -> None:
+        """Let an image wait for the edge stage. Nothing that is watched waits longer than it must."""
+        audit.reference = reference
+        if unscored.claims is None:
+            self._settle(audit, reference)
+        self._waiting.append(audit)
+        self._some.set()
+
+    async def _run_edge(self, audit: _Audit, reference: Prediction) -> None:
+        """Run the edge stage if there is room, and report the outcome; else the audit waits for its next turn."""
+        unscored, found = audit.unscored, None
+        assert unscored is not None, "the stage has not run"
+        await asyncio.sleep(POLL_S)  # the answer leaves first
+        room = unscored.has_room()
+        if not room and asyncio.get_running_loop().time() < audit.due.at + LONGEST_WAIT_S:
+            self._waiting.append(audit)
+            return
+        if room:
+            try:
+                found = await unscored.run()
+            except Exception as error:  # noqa: BLE001 - no image may end the worker
+                log.debug("audit failed at the edge: %s", error)
+        self._held_bytes -= len(audit.body)
+        if found is None:
+            self._missed(audit)
+            return
+        audit.scores = (StageScore(self._stage, unscored.claims, found.score, found.prediction), *audit.scores)
+        audit.answer.update(self._kind.encode_compared(found.prediction))
+        self._found(audit, reference)
+        if audit.row is None or self.evidence is None:
+            return
+        with suppress(sqlite3.Error):  # then the image goes on counting as answered by the edge stage
+            row = await self.evidence.audit(audit.row)
+            if row is not None:
+                row.score = found.score
+                await self.evidence.update(audit.row, row)
 
     async def _answer(self, datacenter: DatacenterClient, audit: _Audit) -> Prediction | None:
         """The certified reference stage's answer, once there is room for the request; None if another version gave it.
@@ -239,20 +313,39 @@ class Auditor:
         return reply.prediction if reply.whole and self._certified(reply) else None
 
     def _found(self, audit: _Audit, reference: Prediction) -> None:
+        differing = self._settle(audit, reference)
+        self._count("differ" if any(differing) else "agree")
+        self._keep(audit, reference, differing[0])
+
+    def _settle(self, audit: _Audit, reference: Prediction) -> list[float]:
+        """Give the monitor the outcome, unless it has it; the disagreement of each stage that ran."""
         differing = [self._kind.disagreement(scored.answered, reference) for scored in audit.scores]
         outcomes = [
             (scored.claims, scored.score, disagreement)
             for scored, disagreement in zip(audit.scores, differing, strict=True)
             if scored.claims is not None
         ]
-        self._count("differ" if any(differing) else "agree")
-        self._monitor.settle(audit.due, outcomes)
-        self._keep(audit, reference, differing[0])
+        if not audit.due.settled:
+            self._monitor.settle(audit.due, outcomes)
+        return differing
 
     def _missed(self, audit: _Audit, *, refused: bool = False) -> None:
         self._count("missed")
-        self._monitor.settle(audit.due, None, refused=refused)
+        if not audit.due.settled:
+            self._monitor.settle(audit.due, None, refused=refused)
         self._keep(audit, None, 1.0)
+
+    def _begin_row(self, audit: _Audit) -> None:
+        """Begin the row of an image that the edge stage has scored or may score, if its drawing makes it evidence."""
+        score = UNKNOWN_SCORE
+        if audit.unscored is None:
+            scored = audit.scores[0]
+            if scored.stage != self._stage:
+                return
+            score, audit.answer = scored.score, self._kind.encode_compared(scored.answered)
+        if self.evidence is not None:
+            stream = audit.due.streams[0].key if audit.due.streams else b""
+            audit.row = self.evidence.draw(audit.due.u, stream, audit.versions, audit.body, score, audit.answer)
 
     def _keep(self, audit: _Audit, reference: Prediction | None, disagreement: float) -> None:
         """Keep the outcome as evidence; one by other versions than those that it was drawn for is missing."""

@@ -73,6 +73,20 @@ class EdgeExecutor:
             self._count_ensemble_run()
         return EdgePrediction(result, queue_ms, stage.first.name if image.route.first_only else stage.name)
 
+    async def score(self, image: RoutedImage, stage: EdgeStage) -> StagePrediction:
+        """The whole stage's prediction as evidence, whatever the image's route and deadline; no request's duration.
+
+        Raises:
+            Overloaded, RequestError: as `infer`.
+        """
+        request = image.request
+        job = InferenceJob(
+            stage, request.body, request.header, request.asked.top_k, self._max_pixels, self._clock,
+            alone=self.pool.alone,
+        )  # fmt: skip
+        result, _ = await self.pool.submit(job, None, stage.infer_batch, image.cost)
+        return result
+
     def has_time(self, image: RoutedImage) -> bool:
         """Whether the pool would take the image now."""
         try:

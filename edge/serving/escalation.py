@@ -13,7 +13,7 @@ from edge.escalation.reply_validation import Escalated
 from edge.escalation.transport import Escalation
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
-from edge.serving.outcome import report_reply, score_of
+from edge.serving.outcome import score_of
 from edge.serving.request import RoutedImage
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import EscalationFailed
@@ -37,8 +37,8 @@ async def escalate(
 ) -> Escalated | None:
     """Ask the datacenter; None if it has not answered by the cutoff or cannot be reached.
 
-    Its reply is reported, compared with `edge` if that is given. `reference` is the stage that is asked, unless
-    an intermediate stage may answer; None asks the reference stage.
+    An intermediate stage may answer if `edge` was not sure enough. `reference` is the stage that is asked otherwise;
+    None asks the reference stage.
 
     Raises:
         RequestError: what the datacenter found wrong with the image.
@@ -68,12 +68,10 @@ async def escalate(
     escalation = Escalation(body, request, asking.trace.child(), timeout_s, lossless)
     reply = datacenter.infer(escalation, wait_full_deadline=wait_full_deadline)
     try:
-        escalated = await _unless_gone(reply, asking.hang_up)
+        return await _unless_gone(reply, asking.hang_up)
     except EscalationFailed as error:
         _count_failure(context, error, logging.DEBUG)
         return None
-    report_reply(context, image, escalated.reply, edge)
-    return escalated
 
 
 def probe_in_background(

@@ -61,8 +61,7 @@ class Guarantees:
         """Whether they have not expired, the edge stage is the certified one, and so are the datacenter's stages, as
         far as is known.
         """
-        certified = self.served.versions.holds(self.stage.name, self.stage.fingerprint) and self.served.all_certified
-        return certified and not self.expired
+        return self.whole_edge_certified and self.served.all_certified and not self.expired
 
     @property
     def expired(self) -> bool:
@@ -121,10 +120,14 @@ class Guarantees:
         """Whether the edge stage runs as certified; true for a route that does not ask it."""
         if route.direct:
             return True
-        name, fingerprint = self.stage.name, self.stage.fingerprint
         if route.first_only:
-            name, fingerprint = self.stage.first.name, self.stage.first_fingerprint
-        return self.served.versions.holds(name, fingerprint)
+            return self.served.versions.holds(self.stage.first.name, self.stage.first_fingerprint)
+        return self.whole_edge_certified
+
+    @property
+    def whole_edge_certified(self) -> bool:
+        """Whether the edge stage runs as certified, whatever a route asks of it."""
+        return self.served.versions.holds(self.stage.name, self.stage.fingerprint)
 
     def as_certified(self, route: Route, reply: EscalationReply | None = None) -> bool:
         """Whether the stage that answered, and the stages that it is compared with, are the certified ones.

@@ -20,12 +20,13 @@ from edge.monitoring.datacenter_watch import DatacenterWatch
 from edge.monitoring.review import Reviewer
 from edge.monitoring.streams import Streams
 from edge.serving.context import ServingContext
+from edge.serving.outcome import report_unanswered
 from edge.serving.policy_plugin import BaselinePolicy
 from edge.serving.request import ImageRequest, RoutedImage
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.errors import BadField, DeadlineMissed, HawkVisionError, NotFound
+from hawkvision.core.errors import BadField, DeadlineMissed, HawkVisionError, NotFound, RequestError
 from hawkvision.core.types import (
     WHOLE,
     AccuracyStatus,
@@ -129,6 +130,8 @@ class EdgeNode:
             refused = isinstance(error, HawkVisionError) and not isinstance(error, DeadlineMissed)
             if handler.begun or not refused:  # what is refused unseen does not depend on the image
                 image.watched.answered(as_routed=False)
+                if not isinstance(error, RequestError):  # of a broken image there is no evidence
+                    report_unanswered(self.context, image)
             raise
         if answer.deadline_met is False:
             self._count_miss()

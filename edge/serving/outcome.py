@@ -1,16 +1,18 @@
 """The outcome of a request: whether it is below its target, the answer, and the evidence for the monitors.
 
-Only this module decides that an answer is degraded. Every scored image is reported to the auditor, whether it was
-answered or not: without those that were not, the sample would be distorted.
+Only this module decides that an answer is degraded. Every image is offered to the auditor once, whatever its target
+and route, whether it was answered and whether the edge scored it. Without the others the sample would be distorted, and
+a certificate would change the population that the next one is made from.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
-from edge.monitoring.audits import StageScore
+from edge.monitoring.audits import StageScore, Unscored
 from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
 from hawkvision.core.escalation_api import EscalationReply
@@ -221,6 +223,11 @@ def report_scored(context: ServingContext, image: RoutedImage, edge: EdgePredict
     _consider(context, image, _stage_scores(image, edge))
 
 
+def report_unanswered(context: ServingContext, image: RoutedImage) -> None:
+    """Report an image that got no answer, unless its score was reported."""
+    _consider(context, image, ())
+
+
 def _stage_scores(image: RoutedImage, edge: EdgePrediction | None) -> tuple[StageScore, ...]:
     """The edge's outcome for its log, and as evidence. A truncated ensemble has none, for it is another stage than the
     certified one; nor has a part of an image.
@@ -237,6 +244,19 @@ def _consider(
     reference: Prediction | None = None,
 ) -> None:
     """Offer the image to the auditor; `reference` is the reference stage's prediction, if it has answered."""
-    request = image.request
-    if scores and context.guarantees.edge_certified(image.route):
-        context.auditor.consider(image.watched, scores, request.body, request.trace, reference=reference)
+    request, guarantees = image.request, context.guarantees
+    if image.reported:
+        return
+    image.reported = True
+    unscored = None
+    scored = not image.route.first_only and any(each.stage == guarantees.stage.name for each in scores)
+    if not scored and request.received == WHOLE and guarantees.whole_edge_certified:
+        claims = None if image.route.first_only else image.watched.edge_claims
+        run = functools.partial(context.executor.score, image, guarantees.stage)
+        unscored = Unscored(claims, lambda: context.executor.pool.has_room, run)
+    if not guarantees.edge_certified(image.route):
+        scores = ()
+    if scores or unscored is not None:
+        context.auditor.consider(
+            image.watched, scores, request.body, request.trace, reference=reference, unscored=unscored
+        )

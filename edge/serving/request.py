@@ -64,7 +64,7 @@ class ImageRequest:
         return self.asked.promised(self.started)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RoutedImage:
     """A request with its route, and the certificates that were in force when it came."""
 
@@ -78,6 +78,8 @@ class RoutedImage:
     """Of decoding the image at the edge."""
     declined_before: bool = False
     """Whether the edge stage has looked at a smaller part of the image and its answer was not accepted."""
+    reported: bool = False
+    """Whether its outcome was offered to the auditor, which happens once."""
 
     @property
     def suspended(self) -> bool:

@@ -19,7 +19,7 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.escalation import circuit_open, escalate, probe_in_background
-from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_scored, score_of
+from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_reply, report_scored, score_of
 from edge.serving.request import RoutedImage
 from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline
@@ -120,12 +120,24 @@ class RequestHandler:
         self.begun = True
         return edge
 
-    def escalate(
-        self, reason: Reason, cutoff: Deadline | None, edge: EdgePrediction | None = None
-    ) -> Coroutine[Any, Any, Escalated | None]:
-        """The datacenter's reply; see `edge.serving.escalation.escalate`."""
+    async def escalate(
+        self,
+        reason: Reason,
+        cutoff: Deadline | None,
+        edge: EdgePrediction | None = None,
+        standby: asyncio.Future[EdgePrediction] | None = None,
+    ) -> Escalated | None:
+        """The datacenter's reply, which is reported; see `edge.serving.escalation.escalate`.
+
+        It is compared with `edge`, or with what the standby has found meanwhile.
+        """
         self.begun = True
-        return escalate(self.context, self.image, reason, cutoff, edge, self.reference)
+        escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
+        if escalated is not None:
+            if standby is not None and standby.done() and standby.exception() is None:
+                edge = standby.result()
+            report_reply(self.context, self.image, escalated.reply, edge)
+        return escalated
 
     def finish_at_edge(self, edge: EdgePrediction, reason: Reason | None = None) -> Answer:
         """Answer with the edge's prediction: it is sure enough, or nothing better came.
@@ -194,7 +206,7 @@ class RequestHandler:
             return datacenter_answer(self.context, self.image, escalated, reason, None)
         standby = asyncio.ensure_future(self.run_edge())
         try:
-            escalated = await self.escalate(reason, cutoff)
+            escalated = await self.escalate(reason, cutoff, standby=standby)
             if escalated is not None:
                 return datacenter_answer(self.context, self.image, escalated, reason, None)
             try:
