@@ -123,7 +123,7 @@ class EvidenceLog:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would let others read it
         self._connection = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
         try:
-            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
+            self._connection.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;")
             self._connection.executescript(_SCHEMA)
             self._next = self._begin()
             self._find_images()

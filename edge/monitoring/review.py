@@ -282,12 +282,12 @@ class Reviewer:
         async with self._turn:
             audit = await self._audit(number)
             block = await self._chosen(block_of(number))
+            losses = None if label is None else self._losses(number, audit, label)
             if label is not None and audit.label is not None and label != audit.label:
                 raise BadField(
                     f"audit {number} has the label {audit.label!r}; who is sure takes that back first (DELETE)"
                 )
-            audit.losses = None if label is None else self._losses(number, audit, label)
-            audit.label = label
+            audit.losses, audit.label = losses, label
             if label is not None:
                 await asyncio.to_thread(self._log.open, block)
             await self._log.update(number, audit)
@@ -301,7 +301,7 @@ class Reviewer:
             NotFound: if it is not kept, or its block is not open yet: that it is kept says that the stages differ.
         """
         found = await asyncio.to_thread(self._log.image, number)
-        if found is None or block_of(number) > max(self._log.openings(), default=-1):
+        if found is None or block_of(number) > max(await asyncio.to_thread(self._log.openings), default=-1):
             raise NotFound(f"no image of {number} is kept (any more); see review_max_bytes and review_max_days")
         return found
 
@@ -420,7 +420,7 @@ class Reviewer:
             BadField: if a newer one was opened.
             NotFound: if there is none of this number, or not any more.
         """
-        newest, openings = block_of(max(1, self._log.last)), self._log.openings()
+        newest, openings = block_of(max(1, self._log.last)), await asyncio.to_thread(self._log.openings)
         opened, oldest = max(openings, default=-1), max(0, newest + 1 - KEPT // BLOCK)
         if block is None:
             if opened >= oldest and FAST not in openings[opened]:

@@ -212,6 +212,7 @@ def test_openings_are_remembered_in_their_order_with_what_they_certified(tmp_pat
         for block in (4, 2, 4, 7):
             log.open(block)
         log.certified(2, [0.05, 0.01])
+        assert log._connection.execute("PRAGMA synchronous").fetchone() == (2,), "a power cut forgets none"
         await log.close()
         log = EvidenceLog(tmp_path / "audits", ALL)
         assert list(log.openings().items()) == [(4, frozenset()), (2, frozenset({0.01, 0.05})), (7, frozenset())]
