@@ -2,11 +2,11 @@
 
     drawn ─► a row, which counts as lost ─► settled: both answers and their disagreement ─► labelled: what each lost
 
-Rows are in a SQLite file beside the state file, of the last `KEPT` audits. They are a uniform sample of what the edge
-stage scored: an audit that was drawn on suspicion only is no evidence, and one that is missing stays a row. Rows come
-in blocks of `BLOCK` by their number alone, and leave by whole blocks, so that nobody chooses where one begins or ends
-(`hawkvision.guarantee.review`). A start with another share, or after an end in which the last rows may have been lost,
-begins a block.
+Rows are in a SQLite file beside the state file, of the last `KEPT` audits. They are a uniform sample of all images that
+the node was asked about: an audit that was drawn on suspicion only is no evidence, and one that is missing stays a row.
+Rows come in blocks of `BLOCK` by their number alone, and leave by whole blocks, so that nobody chooses where one begins
+or ends (`hawkvision.guarantee.review`). A start with another share, or after an end in which the last rows may have
+been lost, begins a block.
 
 Images are kept only where the operator bounds them, `review_max_bytes` and `review_max_days`: those of disagreements,
 and of the audits drawn at random for the check of labels. They lie beside the file, in a folder that only this user may

@@ -53,7 +53,7 @@ class Streams:
         Args:
             task: for metrics.
             limit: see `Monitor`.
-            audit_share: of the images that stages score, 0..1.
+            audit_share: of all images, 0..1.
             metrics: where to count.
             file: where states are kept.
             clock: for the time that audits wait.

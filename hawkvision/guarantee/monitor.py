@@ -519,7 +519,7 @@ class Monitor:
         return stream.kept()
 
     def draw(self, watched: Watched) -> Due | None:
-        """Draw whether to audit a request that a stage has scored. What is returned must be settled."""
+        """Draw whether to audit a request. What is returned must be settled."""
         if watched.logs:
             self._count_traffic(watched.logs[:-1])
         if not self.audit_share:
