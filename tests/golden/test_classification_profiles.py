@@ -13,8 +13,8 @@ import pytest
 from hawkvision.cascade.certification.profile import Profile
 from tests.hawkvision.cascade.synthetic import make_profile
 
-TWO = "993810d881ca05f3106747b14f277e7323df819b9b8b8d7b7b9da3a8535a8b62"
-THREE = "447d61079c86c050175bf5eb5fa22bc1412754d4461bc32e337ffb70c202a334"
+TWO = "af7f3905ba41b728b786c5bdcc437654c4e57a412d6e38cce5705d040878b36e"
+THREE = "7c3db340ce44213b9fb819f1df3ccdfcface2cb520727137a95b8e2803c5fd0d"
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_an_idle_node_answers_whatever_the_estimate_says() -> None:
 
 def test_while_both_tiers_are_full_requests_for_the_datacenter_are_refused_at_once(peer: Peer) -> None:
     best = request("/v1/classify?quality=best&deadline_ms=1500", encoded(), "Connection: close")
-    peer.status = 429
+    peer.status, before = 429, len(peer.bodies)
 
     async def scenario() -> list[tuple[int, int]]:
         async with bench(peer, SURE) as it, served(it) as (_, port):
@@ -122,7 +122,7 @@ def test_while_both_tiers_are_full_requests_for_the_datacenter_are_refused_at_on
             for refused_at in (-math.inf, it.clock.now() + 60.0, -math.inf):
                 memory.overloaded_at = refused_at
                 ((status, _, _),) = await asyncio.to_thread(exchange, port, best)
-                found.append((status, len(peer.bodies)))
+                found.append((status, len(peer.bodies) - before))
             assert it.node.datacenter.overloaded
             it.backend.gate.set()
             await asyncio.gather(*queued)

@@ -22,7 +22,7 @@ from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.inference.int8.equivalence_check import agrees
 from hawkvision.models.manifest import InputSpec
 from hawkvision.native import library
-from hawkvision.system.build_cache import is_intact
+from hawkvision.system.build_cache import VARIABLE, is_intact
 from tests.hawkvision.inference.graphs import tiny_classifier
 from tests.hawkvision.inference.quantised import residual_network
 
@@ -52,6 +52,7 @@ def test_what_they_cannot_run_onnx_runtime_runs_unless_they_were_asked_for_by_na
 @pytest.fixture
 def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
     return tmp_path / "hawkvision" / "compiled"
 
 
@@ -102,12 +103,13 @@ def opened_in_a_new_process(
     """The backend that a process with that cache opens, and whether it has loaded ONNX Runtime."""
     model = cache / "model.onnx"
     model.write_bytes(residual_network())
+    inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.run(
         [*prefix, sys.executable, "-c", OPEN, kind, str(model)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+        env={**inherited, "XDG_CACHE_HOME": str(cache), **environment},
     )
 
 
