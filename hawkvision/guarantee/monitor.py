@@ -423,7 +423,7 @@ class Monitor:
 
         Args:
             limit: of the streams and callers without an alarm, and of those with one.
-            audit_share: of the images that stages score, without suspicion.
+            audit_share: of all images, without suspicion.
             clock: seconds.
             draw: random numbers in [0, 1).
             on_change: called with the key of a stream whose state has changed; None: it is forgotten.
