@@ -16,11 +16,20 @@ HALVINGS: Final = 60
 
 
 @lru_cache(maxsize=8)
-def _log_choose(n: int) -> Floats:
-    """The logarithms of the binomial coefficients of n (n + 1,)."""
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
-    chosen: Floats = factorials[n] - factorials - factorials[::-1]
-    return chosen
+def _log_factorials(n: int) -> Floats:
+    """The logarithms of 0! to n! (n + 1,)."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+
+
+def pmf(k: NDArray[np.int64], n: int | NDArray[np.int64], p: Floats) -> Floats:
+    """The probability of k successes in n, each of probability p in (0, 1], for arrays; 0 for k = −1.
+
+    To nine digits for n up to 100,000.
+    """
+    factorials, some = _log_factorials(int(np.max(n))), np.maximum(k, 0)
+    below = np.minimum(p, 1.0 - 1e-16)  # of 1 itself the logarithm below has none
+    logs = factorials[n] - factorials[some] - factorials[n - some] + some * np.log(p) + (n - some) * np.log1p(-below)
+    return np.where(k < 0, 0.0, np.exp(logs))
 
 
 def at_most(k: int, n: int, p: float) -> float:
@@ -29,8 +38,9 @@ def at_most(k: int, n: int, p: float) -> float:
         return float(k >= n)
     if not 0.0 < p < 1.0:
         return float(p <= 0.0)
-    successes = np.arange(k + 1)
-    logs = _log_choose(n)[: k + 1] + successes * math.log(p) + (n - successes) * math.log1p(-p)
+    successes, factorials = np.arange(k + 1), _log_factorials(n)
+    choose = factorials[n] - factorials[: k + 1] - factorials[n - successes]
+    logs = choose + successes * math.log(p) + (n - successes) * math.log1p(-p)
     largest = float(logs.max())
     return min(1.0, math.exp(largest) * float(np.exp(logs - largest).sum()))
 

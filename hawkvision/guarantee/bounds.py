@@ -36,7 +36,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.guarantee.binomial import proportion_upper
+from hawkvision.guarantee.binomial import pmf, proportion_upper
 
 NUISANCE_BETA: Final = 0.004
 """Upper limit of the part of δ that is spent on the confidence interval of the discordance rate."""
@@ -52,7 +52,8 @@ TAIL_SIGMAS: Final = 8.0
 """Binomial mass further than this many standard deviations from the mean is left out: at most 1.2e-11."""
 
 Floats: TypeAlias = NDArray[np.float64]
-Numbers: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
+Counts: TypeAlias = NDArray[np.int64]
+Numbers: TypeAlias = Counts | Floats
 
 
 @lru_cache(maxsize=4096)  # thresholds next to one another, and targets tried again, often have the same counts
@@ -103,27 +104,30 @@ def _score(difference: Numbers, discordant: Numbers, n: int, drop: float) -> Flo
 
 def _lower_tails(observed: float, n: int, rates: Floats, drop: float) -> Floats:
     """P(T ≤ observed) for an observed T < 0, discordance `rates` (m,) and E ℓ = drop, as a mixture over b + c."""
-    from scipy.stats import binom  # edge nodes, which bet, do without SciPy
-
     discordant, weights = _discordant(n, rates)
-    loss_share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
-    tails = binom.cdf(_most_lost(observed, discordant, n, drop), discordant, loss_share)
-    mixed: Floats = np.asarray(weights * tails).sum(axis=1)
+    most = _most_lost(observed, discordant, n, drop)
+    share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
+    # One discordant image more raises the most losses by one or none; so each tail follows from that before it.
+    rises = np.diff(most)
+    assert ((rises == 0) | (rises == 1)).all(), "a loss raises T, and a gain lowers it"
+    at = pmf(most, discordant, share)
+    tails = np.empty_like(at)
+    tails[:, 0] = pmf(np.arange(most[0] + 1), discordant[0], share).sum(axis=1)
+    tails[:, 1:] = tails[:, :1] + np.cumsum(rises * at[:, 1:] - share * at[:, :-1], axis=1)
+    mixed: Floats = np.asarray(weights * np.maximum(tails, 0.0)).sum(axis=1)
     return mixed
 
 
-def _discordant(n: int, rates: Floats) -> tuple[Numbers, Floats]:
+def _discordant(n: int, rates: Floats) -> tuple[Counts, Floats]:
     """The numbers of discordant images (k,) that matter at any of `rates` (m,), and their probabilities (m, k)."""
-    from scipy.stats import binom
-
     spread = TAIL_SIGMAS * np.sqrt(n * rates * (1 - rates) + 1) + 1
     first = max(0, math.floor((n * rates - spread).min()))
     last = min(n, math.ceil((n * rates + spread).max()))
     discordant = np.arange(first, last + 1)
-    return discordant, np.asarray(binom.pmf(discordant, n, rates[:, None]))
+    return discordant, pmf(discordant, n, rates[:, None])
 
 
-def _most_lost(observed: float, discordant: Numbers, n: int, drop: float) -> Numbers:
+def _most_lost(observed: float, discordant: Counts, n: int, drop: float) -> Counts:
     """For each b + c (k,) the largest b whose T is at most `observed` < 0; −1 if none is."""
     most = observed + 1e-9 * max(1.0, -observed)  # the observed outcome itself must count in spite of rounding
     passes, fails = np.full_like(discordant, -1), discordant + 1

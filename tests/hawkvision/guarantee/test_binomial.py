@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import beta, binom
 
-from hawkvision.guarantee.binomial import at_least, at_most, best_assignment, clopper_pearson, proportion_upper
+from hawkvision.guarantee.binomial import at_least, at_most, best_assignment, clopper_pearson, pmf, proportion_upper
 from tests.fuzz.examples import examples
 
 
@@ -23,6 +23,13 @@ def test_tails_are_those_of_scipy(n: int, share: float, p: float) -> None:
     assert at_most(k, n, p) == pytest.approx(binom.cdf(k, n, p), rel=1e-8, abs=1e-12)
     assert at_least(k, n, p) == pytest.approx(binom.sf(k - 1, n, p), rel=1e-8, abs=1e-12)
     assert (at_most(-1, n, p), at_most(n, n, p), at_least(0, n, p)) == (0.0, 1.0, 1.0)
+
+
+@given(st.integers(0, 3_000), st.floats(0.0, 1.0), st.floats(1e-6, 1.0))
+@settings(max_examples=examples(300), deadline=None)
+def test_probabilities_are_those_of_scipy(n: int, share: float, p: float) -> None:
+    k = np.array([-1, 0, round(share * n), n])
+    assert pmf(k, n, np.array([[p]]))[0] == pytest.approx(binom.pmf(k, n, p), rel=1e-8, abs=1e-12)
 
 
 @given(st.integers(1, 5_000), st.floats(0.0, 1.0), st.sampled_from([0.05, 0.004, 1e-4]))
@@ -45,7 +52,7 @@ def test_an_assignment_is_worth_as_much_as_that_of_scipy(n: int, seed: int, coun
     assert worth[np.arange(n), found].sum() == pytest.approx(worth[linear_sum_assignment(worth, maximize=True)].sum())
 
 
-def test_labels_are_checked_and_arriving_images_certified_without_scipy() -> None:
+def test_labels_are_checked_and_images_certified_without_scipy() -> None:
     program = """
 import sys
 sys.modules["scipy"] = None
@@ -56,10 +63,11 @@ from hawkvision.guarantee.evidence import Evidence, StageEvidence, threshold_gri
 from hawkvision.guarantee.labels import better_explanation, chance_rate
 rng = np.random.default_rng(1)
 scores, none = rng.random(900), np.zeros(900)
-evidence = Evidence(StageEvidence(scores, none, none), none, planned=1_000)
 path = two_levels(threshold_grid(scores, 20))
-found = certify_condition(evidence, [path], Costs(1.0, 10.0, 5.0), 0.05, 0.05)
-assert found.balanced.threshold == "never", found.balanced
+for planned in (None, 1_000):
+    evidence = Evidence(StageEvidence(scores, none, none), none, planned=planned)
+    found = certify_condition(evidence, [path], Costs(1.0, 10.0, 5.0), 0.05, 0.05)
+    assert found.balanced.threshold == "never", found.balanced
 labels = rng.integers(0, 10, 30)
 assert chance_rate(labels, labels) is None and better_explanation(labels, (labels + 1) % 10, 10)
 """

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import beta, multinomial
+from scipy.stats import beta, binom, multinomial
 
 from hawkvision.guarantee.bounds import (
     NUISANCE_BETA,
     NUISANCE_POINTS,
     _discordant,
     _lower_tails,
+    _most_lost,
     _score,
     deviations,
     drop_upper_bound,
@@ -299,11 +300,24 @@ def test_exact_test_uses_its_level_up_whatever_the_discordance(n: int, drop: flo
     assert np.mean(sizes) > 0.035
 
 
+@given(st.integers(1, 3_000), st.floats(1e-4, 1.0), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+@settings(max_examples=examples(200), deadline=None)
+def test_tails_are_those_that_scipy_sums(n: int, drop: float, discordant: float, lost: float) -> None:
+    both = round(discordant * n)
+    observed = float(_score(np.array([2 * round(lost * both) - both]), np.array([both]), n, drop)[0])
+    rates = np.linspace(drop, 1.0, 5)
+    counts, weights = _discordant(n, rates)
+    share = np.minimum(1.0, (rates + drop) / (2 * rates))[:, None]
+    summed = (weights * binom.cdf(_most_lost(observed, counts, n, drop), counts, share)).sum(axis=1)
+    if observed < 0.0:
+        assert _lower_tails(observed, n, rates, drop) == pytest.approx(summed, abs=1e-9)
+
+
 @pytest.mark.parametrize("n", [100, 680, 5_000, 100_000])
 @pytest.mark.parametrize("mean", [0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
 def test_mass_left_out_of_the_tails_is_as_small_as_stated(n: int, mean: float) -> None:
-    _, weights = _discordant(n, np.array([mean / n]))
-    assert 1.0 - weights.sum() < 2e-11
+    counts, _ = _discordant(n, np.array([mean / n]))
+    assert 1.0 - binom.pmf(counts, n, mean / n).sum() < 2e-11
 
 
 @pytest.mark.parametrize(("rate", "drop"), [(0.05, 0.05), (0.2, 0.05), (0.9, 0.3)])
