@@ -169,7 +169,7 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
             state,
             clock,
             draws,
-            policy.profiles,
+            policy.claims_in_force,
             policy.source.dates,
         )
         executor = EdgeExecutor(config.task, stage.name, pool, limits, clock, metrics, config.max_pixels)

@@ -44,7 +44,7 @@ class Streams:
         file: StateFile | None,
         clock: Clock,
         draws: random.Random,
-        profiles: Collection[str] | None = None,
+        in_force: Collection[str] | None = None,
         dates: Dates = Dates(),  # noqa: B008 - immutable
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -58,8 +58,8 @@ class Streams:
             file: where states are kept.
             clock: for the time that audits wait.
             draws: random numbers that choose the images to audit.
-            profiles: names of the node's certificates (`Policy.profiles`); None: of any.
-            dates: of the images behind them.
+            in_force: see `Monitor`.
+            dates: of the images behind the certificates.
             wall: seconds since 1970.
         """
         self.wall = wall
@@ -72,7 +72,7 @@ class Streams:
         """What is to be written to the file; None is to be deleted from it."""
         self._stopping = asyncio.Event()
         self.monitor = Monitor(
-            limit, audit_share, clock.now, draws.random, on_change=self._note, on_turn=self._turned, profiles=profiles,
+            limit, audit_share, clock.now, draws.random, on_change=self._note, on_turn=self._turned, in_force=in_force,
             dates=dates, states=self._read(), wall=wall,
         )  # fmt: skip
         suspended = sum(stream.alarm for stream in self.monitor.all())

@@ -92,7 +92,7 @@ class Guarantees:
                 )
         self.stage = replace(stage, temperature=found.temperature, score=found.score)
         self.profile, self.policy = found.profile, found.policy
-        self._streams.monitor.adopt(found.policy.profiles, found.policy.source.dates)
+        self._streams.monitor.adopt(found.policy.claims_in_force, found.policy.source.dates)
         intermediate = found.policy.pair.intermediate
         self.served.adopt(found.versions, None if intermediate is None else intermediate.name)
 

@@ -95,17 +95,21 @@ class Policy:
         self._name = certificates_name(self._models, conditions)
         self._intermediate_certificates = self._count_intermediate_certificates()
         self._edge_claims = _edge_claims(self._name, edge, self._condition)
-        # Cached, because hashing a certificate takes as long as the rest of a decision.
-        self._certified_parts: dict[Certificate, tuple[IntermediateRoute | None, Controls | None]] = {}
+        self._certified_parts = {
+            each: self._parts_of(each) for each in (self._condition.balanced, *self._condition.certificates)
+        }
         self._routes: dict[Target, Route] = {quality: self._quality(quality) for quality in Quality}
         known = any((pair.edge, pair.best) == (first, best) for pair in profile.pairs)
         if first is not None and first != edge and known and site is None:
             self._routes[Quality.FAST] = self._first_alone(profile, first, best)
-        self.profiles = frozenset({self._name})
-        """The names in `Claims.profile` of its certificates."""
-        fast_controls = self._routes[Quality.FAST].controls
-        if fast_controls is not None and fast_controls.edge_claims is not None:
-            self.profiles |= {fast_controls.edge_claims.profile}
+        every = (self._routes[Quality.FAST].controls, *(controls for _, controls in self._certified_parts.values()))
+        self.claims_in_force = frozenset(
+            claims.key
+            for controls in filter(None, every)
+            for claims in (controls.edge_claims, controls.intermediate_claims)
+            if claims is not None
+        )
+        """The names of its claims."""
         self._whole = functools.lru_cache(CACHED_TARGETS)(self._find)
 
     def _use_accuracies_of(self, site: SiteCertificates) -> None:
@@ -241,8 +245,6 @@ class Policy:
         return Route(confidence, guarantee, escalation, by_confidence=True, to_best=escalation)
 
     def _certified(self, target: Target, certificate: Certificate) -> Route:
-        if certificate not in self._certified_parts:
-            self._certified_parts[certificate] = self._parts_of(certificate)
         intermediate, controls = self._certified_parts[certificate]
         return Route(
             threshold_value(certificate.threshold),
@@ -267,7 +269,7 @@ class Policy:
             intermediate = IntermediateRoute(stage.name, stage.score, bar)
             if certified:
                 # The edge's threshold decides which images reach it, so each certificate has a log of its own.
-                log = f"{stage.name} from {bar}, after {threshold}"
+                log = f"{stage.name} at a drop of {certificate.max_drop}"
                 delta = certificate.delta / self._intermediate_certificates
                 claims = claims_of(self._name, log, [Claim(bar, watch.disagreement)], delta)
         return intermediate, None if edge is None and claims is None else Controls(edge, claims)

@@ -11,6 +11,12 @@ sums of all bets so far (Shiryaev and Roberts). E R is at most the number of blo
 reaches `HORIZON` / `BLOCK` / δ within `HORIZON` audits with probability at most δ (Doob). A quiet past costs nothing:
 its bets are lost, and new ones start.
 
+*Renewal.* Other certificates of a stage take its bets over: each bet passes to the claim of the nearest threshold, and
+R stays as it was. Given the past, whatever claims were chosen by it, a factor has mean at most 1 as long as the claim
+in force holds, so the level is that of one certificate, and no renewal delays an alarm. An alarm passes likewise; what
+counts for its end is what passes for the new claims. Where the new certificates say nothing about the stage, its alarm
+becomes one of every stage whose audits count while it stands, and ends when they have all ended it.
+
 *Restoration* is the same test in the other direction, on audits since the alarm: p < d against "E Z_k ≥ d_k". It
 must succeed for every claim at once, with at least `LEAST_RETURN` audits. The j-th has δ / 2^min(j, 3). An audit that
 is missing counts as a disagreement here. A certificate whose images are all later than the last alarm ends it, too.
@@ -133,6 +139,8 @@ class LogState(msgspec.Struct):
     alarms: int = 0
     audits: int = 0
     disagreements: float = 0.0
+    claims: list[tuple[float, float]] = msgspec.field(default_factory=list)
+    """Threshold and disagreement of those that the bets are about."""
 
 
 class Log:
@@ -150,11 +158,7 @@ class Log:
         self.alarm_at = HORIZON / BLOCK / (claims.delta * part)
         """The mean of all sums that raises the alarm."""
         self.state = state or LogState()
-        self._evidence: NDArray[np.float64] = np.zeros(more.shape)
-        if len(self.state.evidence) == more.size:
-            self._evidence = np.array(self.state.evidence).reshape(more.shape)
-        else:
-            self.state.counted = 0
+        self._evidence = self._taken_over()
 
     @property
     def alarm(self) -> bool:
@@ -186,6 +190,20 @@ class Log:
             if evidence.mean(1).min() >= self.alarm_at * 2.0**doublings:
                 self._begin(alarm=False)
 
+    def _taken_over(self) -> NDArray[np.float64]:
+        """The bets of the state. If they are about other claims, those against the nearest threshold, of the same mean;
+        while there is an alarm none, as they are for other claims.
+        """
+        state, claims = self.state, [(max(each.threshold, -_LARGEST), each.disagreement) for each in self.claims.claims]
+        evidence, before, state.claims = np.zeros((len(claims), len(BETS))), state.claims, claims
+        if len(state.evidence) != len(before) * len(BETS) or (state.alarm and before != claims):
+            state.counted = 0
+        elif before:
+            from_, to = (np.array(each)[:, 0] for each in (before, claims))
+            bets = np.array(state.evidence).reshape(-1, len(BETS)) * len(claims) / len(before)
+            np.add.at(evidence, np.abs(np.subtract.outer(from_, to)).argmin(1), bets)
+        return evidence
+
     def suspend(self) -> None:
         """Raise the alarm."""
         self.state.alarms += 1
@@ -211,7 +229,7 @@ class StreamState(msgspec.Struct):
 
     logs: dict[str, LogState] = msgspec.field(default_factory=dict)
     carried: bool = False
-    """Whether an alarm stands that is about no log in force: other certificates', or an unreadable state's."""
+    """Whether an alarm stands that is about every stage: one that has no claims any more, or an unreadable state's."""
     failed: list[str] = msgspec.field(default_factory=list)
     """Logs about certificates that are not in force, and were in alarm when they were."""
     raised: float = 0.0
@@ -257,14 +275,14 @@ class Stream:
     def record(self, claims: Claims, score: float, disagreement: float, now: float) -> None:
         """Count the outcome of an audit; `alarm` may change."""
         log = self.log(claims)
-        if self.state.carried:  # an alarm that is about no log becomes this one's, whose audits can lift it
-            self.state.carried = False
-            if not log.alarm:
-                log.suspend()
-        alarms = log.state.alarms
+        if self.state.carried and not log.alarm:
+            log.suspend()
+        alarms, before = log.state.alarms, log.alarm
         log.record(score, disagreement)
         if log.state.alarms > alarms:
             self.note_alarm(now)
+        if before and not log.alarm:  # the other logs that counted meanwhile are in alarm themselves
+            self.state.carried = False
         self.update()
 
     def suspend(self, now: float) -> None:
@@ -297,16 +315,22 @@ class Stream:
         self.due.append(missing)
         self.missing += missing
 
-    def keep_only(self, profiles: frozenset[str]) -> None:
-        """Forget the logs about other certificates. Their alarms stand, for those in force and if they come back."""
-        state = self.state
-        for key in [key for key in state.logs if not _about(key, profiles)]:
-            self.logs.pop(key, None)
-            if state.logs.pop(key).alarm:
-                state.carried = True
+    def keep_only(self, in_force: frozenset[str]) -> None:
+        """Go on with the logs of these names. Those about other claims of a stage pass to its present ones.
+
+        Alarms stand, for those in force and if they come back.
+        """
+        state, successors = self.state, {_stage_of(key): key for key in in_force}
+        for key in [key for key in state.logs if key not in in_force]:
+            log, kept = self.logs.pop(key, None), state.logs.pop(key)
+            before = kept if log is None else log.kept()
+            if before.alarm:
                 state.failed.append(key)
-        state.logs |= {key: LogState(alarm=True, alarms=1) for key in state.failed if _about(key, profiles)}
-        state.failed = [key for key in state.failed if not _about(key, profiles)][-MOST_FAILED:]
+            successor = successors.get(_stage_of(key))
+            now = None if successor is None else state.logs.setdefault(successor, before)
+            state.carried |= before.alarm and (now is None or not now.alarm)
+        state.logs |= {key: LogState(alarm=True, alarms=1) for key in state.failed if key in in_force}
+        state.failed = [key for key in state.failed if key not in in_force][-MOST_FAILED:]
         self.update()
 
     @property
@@ -414,7 +438,7 @@ class Monitor:
         *,
         on_change: Callable[[bytes, Stream | None], None],
         on_turn: Callable[[Stream], None],
-        profiles: Collection[str] | None = None,
+        in_force: Collection[str] | None = None,
         dates: Dates = Dates(),  # noqa: B008 - immutable
         states: Mapping[bytes, StreamState] | None = None,
         wall: Callable[[], float] = time.time,
@@ -428,7 +452,7 @@ class Monitor:
             draw: random numbers in [0, 1).
             on_change: called with the key of a stream whose state has changed; None: it is forgotten.
             on_turn: called when an alarm begins or ends, before anybody else can see it.
-            profiles: of the certificates in force (`Claims.profile`); None: any.
+            in_force: the claims of the certificates in force (`Claims.key`); None: any.
             dates: of the images behind them.
             states: by key.
             wall: seconds since 1970.
@@ -437,7 +461,7 @@ class Monitor:
         self._limit = limit
         self._clock = clock
         self._draw = draw
-        self._profiles = None if profiles is None else frozenset(profiles)
+        self._in_force = None if in_force is None else frozenset(in_force)
         self._dates = dates
         self._wall = wall
         self._on_change = on_change
@@ -456,8 +480,8 @@ class Monitor:
             if stream.remembered and not stream.state.raised:  # by a state that could not be read
                 stream.note_alarm(self._now)
                 on_change(stream.key, stream)
-            if self._profiles is not None:
-                stream.keep_only(self._profiles)
+            if self._in_force is not None:
+                stream.keep_only(self._in_force)
             if stream is self.node:
                 stream.lift(dates.since)
             else:
@@ -482,18 +506,18 @@ class Monitor:
 
     def takes(self, claims: Claims) -> bool:
         """Whether these are claims of the certificates in force."""
-        return self._profiles is None or claims.profile in self._profiles
+        return self._in_force is None or claims.key in self._in_force
 
-    def adopt(self, profiles: Collection[str], dates: Dates = Dates()) -> None:  # noqa: B008 - immutable
-        """Put other certificates in force; `dates` of the images behind them.
+    def adopt(self, in_force: Collection[str], dates: Dates = Dates()) -> None:  # noqa: B008 - immutable
+        """Put other claims in force, by name; `dates` of the images behind them.
 
         That lifts the node's own alarm if it was raised before all of these images. Those of streams and callers stay:
         nothing says that any of these images is theirs.
         """
-        self._profiles, self._dates = frozenset(profiles), dates
+        self._in_force, self._dates = frozenset(in_force), dates
         for stream in list(self.all()):
             before = stream.alarm
-            stream.keep_only(self._profiles)
+            stream.keep_only(self._in_force)
             if stream is self.node:
                 stream.lift(dates.since)
             if stream.alarm == before:
@@ -631,9 +655,9 @@ class Monitor:
                 self._turned(self.node)
 
 
-def _about(key: str, profiles: frozenset[str]) -> bool:
-    """Whether a log of this name is about one of these certificates."""
-    return key.partition("/")[0] in profiles
+def _stage_of(key: str) -> str:
+    """The stage in the name of a log."""
+    return key.partition("/")[2]
 
 
 def _part(*, named: bool) -> float:

@@ -192,7 +192,7 @@ async def bench(
     certification = Certification(profile, policy, versions, stage.temperature, policy.pair.score)
     draws = random.Random(1)
     streams = Streams(
-        task, max_streams, audit_share, metrics, file, clock, draws, policy.profiles, policy.source.dates, wall
+        task, max_streams, audit_share, metrics, file, clock, draws, policy.claims_in_force, policy.source.dates, wall
     )
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)

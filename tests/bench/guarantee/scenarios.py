@@ -120,7 +120,7 @@ def reloaded(seeds: int) -> Row:
         node.suspend()
         for _ in range(50):
             for profile in ("q", "p"):
-                node.monitor.adopt({profile})
+                node.monitor.adopt({f"{profile}/edge"})
                 said += [node.watched().suspended for _ in range(50)]
         wrong += not all(said)
     return Row(0.0, [0] * seeds, wrong)

@@ -28,7 +28,7 @@ from hawkvision.guarantee.answered import stated_drop
 from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.network.transport_choice import Transport
 from hawkvision.tasks.class_scores import Score
-from tests.edge.bench import SURE, UNSURE, Bench, audits, bench, known, many, run
+from tests.edge.bench import AGREES, SURE, UNSURE, Bench, audits, bench, known, many, run
 from tests.edge.bench import outcomes as learned
 from tests.edge.peer import ANSWER_CLASS, AS_LISTED, Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA, make_profile
@@ -258,11 +258,53 @@ def test_certificates_of_other_models_than_the_loaded_ones_are_refused_and_chang
     assert run(scenario).accuracy.status is AccuracyStatus.CERTIFIED
 
 
+def renewed(fewer: int = 1, *, intermediate: bool = False) -> Certification:
+    """Certificates with so many targets less."""
+    made = make_profile(intermediate=intermediate)
+    pair = made.pairs[0]
+    condition = msgspec.structs.replace(pair.conditions[0], certificates=pair.conditions[0].certificates[:-fewer])
+    made = msgspec.structs.replace(made, pairs=(msgspec.structs.replace(pair, conditions=(condition,)),))
+    return certification(profile=Policy(made, "small", "large"))
+
+
+def test_whoever_renews_certificates_all_the_time_delays_no_alarm(large: Peer) -> None:
+    large.top_k = [(ANSWER_CLASS, 0.9)]
+
+    async def scenario() -> AccuracyStatus:
+        async with bench(large, SURE, audit_share=1.0) as it:
+            await known(it.node)
+            for number in range(8):
+                await many(it, 4, target=Quality.FAST)
+                await until(lambda: not it.node.auditor.pending)
+                it.node.guarantees.adopt(renewed(1 + number % 2))
+            return (await it.ask(target=Quality.FAST)).accuracy.status
+
+    assert run(scenario) is AccuracyStatus.SUSPENDED
+
+
+def test_audits_of_the_edge_stage_lift_no_alarm_of_the_intermediate_one_under_other_certificates(large: Peer) -> None:
+    large.intermediate, large.intermediate_fingerprint, large.intermediate_score = "medium", SHA, 0.9
+    large.top_k = AGREES
+
+    async def scenario() -> AccuracyStatus:
+        async with bench(large, UNSURE, intermediate=True, audit_share=1.0) as it:
+            await known(it.node)
+            while not it.node.streams.monitor.node.alarm:
+                await many(it, 4, target=MaxAccuracyDrop(0.02))
+            await until(lambda: not it.node.auditor.pending)
+            it.node.guarantees.adopt(renewed(intermediate=True))
+            watched = it.node.guarantees.watched(it.node.policy.route(Quality.FAST), None, "127.0.0.1")
+            for _ in range(20_000):
+                due = it.node.streams.monitor.draw(watched)
+                assert due is not None
+                assert watched.edge_claims is not None
+                it.node.streams.monitor.settle(due, [(watched.edge_claims, 0.9, 0.0)])
+            return (await it.ask(target=Quality.FAST)).accuracy.status
+
+    assert run(scenario) is AccuracyStatus.SUSPENDED
+
+
 def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp_path: Path) -> None:
-    changed = make_profile()
-    pair = changed.pairs[0]
-    fewer = msgspec.structs.replace(pair.conditions[0], certificates=pair.conditions[0].certificates[:-1])
-    changed = msgspec.structs.replace(changed, pairs=(msgspec.structs.replace(pair, conditions=(fewer,)),))
     large.top_k = [(ANSWER_CLASS, 0.9)]
 
     async def scenario() -> tuple[set[str], frozenset[str]]:
@@ -273,17 +315,17 @@ def test_audits_under_way_enter_no_log_of_the_next_certificates(large: Peer, tmp
             large.held = True
             while not it.node.auditor.pending:
                 await it.ask(target=Quality.FAST)
-            it.node.guarantees.adopt(certification(profile=Policy(changed, "small", "large")))
+            it.node.guarantees.adopt(renewed())
             status = (await it.ask(target=Quality.FAST)).accuracy.status
             assert status is AccuracyStatus.SUSPENDED, "other certificates lift no alarm"
             large.held = False
             await until(lambda: not it.node.auditor.pending)
             keys = {key for stream in it.node.streams.monitor.all() for key in stream.state.logs}
-            return keys, it.node.policy.profiles
+            return keys, it.node.policy.claims_in_force
 
-    keys, profiles = run(scenario)
-    assert {key.partition("/")[0] for key in keys} <= profiles
+    keys, in_force = run(scenario)
+    assert keys <= in_force
     with closing(StateFile(tmp_path / "state.sqlite3")) as file:
         kept, _ = file.read()
-    assert {key.partition("/")[0] for state in kept.values() for key in state.logs} <= profiles
+    assert {key for state in kept.values() for key in state.logs} <= in_force
     assert any(state.alarm for state in kept.values())

@@ -69,7 +69,7 @@ class Node:
             self.rng.random,
             on_change=self.rows.__setitem__,
             on_turn=self.turns.append,
-            profiles={profile},
+            in_force={f"{profile}/edge"},
             dates=dates,
             states=states,
             wall=self.wall.now,

@@ -15,6 +15,7 @@ from hawkvision.guarantee.monitor import (
     MOST_WAITING,
     NODE,
     WINDOW,
+    Claim,
     Claims,
     Dates,
     Due,
@@ -22,7 +23,7 @@ from hawkvision.guarantee.monitor import (
     Stream,
     StreamState,
 )
-from tests.hawkvision.guarantee.simulated import CLAIMS, SHARE, Node, delay
+from tests.hawkvision.guarantee.simulated import CLAIMS, EIGHT, SHARE, Node, delay
 
 SHIPPED = Dates()
 OTHERS = Claims("q", "edge", CLAIMS.claims, 0.05)
@@ -36,12 +37,36 @@ def test_the_alarm_comes_soon_also_after_a_quiet_past(times: float, quiet: int, 
     assert np.median([delay(times, quiet, np.random.default_rng(seed)) for seed in range(9)]) <= within
 
 
+@pytest.mark.parametrize("which", [slice(0, 8), slice(5, 6)], ids=["all claims", "one claim"])
+def test_renewing_every_hundred_audits_delays_no_alarm(which: slice) -> None:
+    """Thresholds move a little and their number changes with each renewal; the bets stay what they were."""
+
+    def found(seed: int, every: int) -> int:
+        rng, log, audits = np.random.default_rng(seed), Log(EIGHT, 0.5), 0
+        while not log.alarm and audits < 20_000:
+            audits += 1
+            score = rng.choice(np.arange(8)[which]) / 10 + 0.05
+            log.record(score, float(rng.random() < 0.1))
+            if audits % every == 0:
+                moved = tuple(Claim(k / 10 + rng.uniform(-0.02, 0.02), 0.05) for k in range(8 - audits // every % 2))
+                log = Log(Claims("p", "edge", moved, 0.05), 0.5, log.kept())
+        return audits
+
+    assert np.median([found(seed, 100) for seed in range(9)]) <= 1.3 * np.median(
+        [found(seed, 10**6) for seed in range(9)]
+    )
+
+
+@pytest.mark.parametrize("every", [100, HORIZON])
 @pytest.mark.parametrize("fractions", [False, True])
-def test_traffic_on_the_very_bounds_raises_false_alarms_no_oftener_than_stated(fractions: bool) -> None:
+def test_traffic_on_the_very_bounds_raises_false_alarms_no_oftener_than_stated(fractions: bool, every: int) -> None:
+    """Also while certificates are renewed."""
     alarms = 0
     for seed in range(30):
         rng, log = np.random.default_rng(seed), Log(CLAIMS, 0.5)
-        for _ in range(HORIZON):
+        for audit in range(HORIZON):
+            if audit % every == every - 1:
+                log = Log(Claims("q", "edge", CLAIMS.claims[audit // every % 2 :], 0.05), 0.5, log.kept())
             differs = rng.random() < (0.1 if fractions else 0.05)
             log.record(0.9 if rng.random() < 0.4 else 0.2, float(differs) * (0.5 if fractions else 1.0))
             if log.alarm:
@@ -114,15 +139,15 @@ def test_an_alarm_outlives_other_names_other_certificates_restarts_and_whatever_
     for number in range(2000):
         node.request(0.02, f"other {number}")
     assert len(node.monitor) == 21
-    for profiles in ({"q"}, {"p"}):
-        node.monitor.adopt(profiles)
+    for profile in ("q", "p"):
+        node.monitor.adopt({f"{profile}/edge"})
         assert node.watched("me", "yard").suspended
         assert not node.watched("other 1").suspended
     node = node.restarted(20)
     assert node.watched("me", "yard").suspended
     assert not node.watched("other 1").suspended
     node.claims = OTHERS
-    node.monitor.adopt({"q"})
+    node.monitor.adopt({"q/edge"})
     assert 5000 > node.until(False, 5000, lambda number: node.request(0.0, "me", "yard")) > 100
     node = node.restarted(20)
     for number in range(2000):
@@ -144,7 +169,7 @@ def test_a_certificate_ends_the_nodes_alarm_if_that_is_older_than_all_of_its_ima
         if restarts:
             node = node.restarted(dates=dates, profile=profile)
         else:
-            node.monitor.adopt({profile}, dates)
+            node.monitor.adopt({f"{profile}/edge"}, dates)
 
     for dates in (SHIPPED, images(-1000.0, 200.0), images(0.0, 200.0)):
         adopt(dates)
@@ -161,7 +186,7 @@ def test_no_certificate_ends_the_alarm_of_a_stream(restarts: bool) -> None:
     if restarts:
         node = node.restarted(dates=later, profile="q")
     else:
-        node.monitor.adopt({"q"}, later)
+        node.monitor.adopt({"q/edge"}, later)
     assert node.watched("me", "yard").suspended
     assert not node.watched("me").suspended
 
@@ -170,7 +195,7 @@ def test_an_alarm_before_the_clock_was_set_is_ended_by_no_certificate() -> None:
     node = Node(wall=60.0)
     node.monitor.node.suspend(node.monitor._now)
     node.wall.advance(2e9)
-    node.monitor.adopt({"p"}, images(1e6, 1e6))
+    node.monitor.adopt({"p/edge"}, images(1e6, 1e6))
     assert node.watched().suspended
 
 
@@ -179,21 +204,21 @@ def test_a_certificate_never_ends_an_alarm_about_itself_whatever_the_clock_says(
     node = Node(dates=mine)
     node.monitor.node.suspend(node.monitor._now)
     for _ in range(2):
-        node.monitor.adopt({"p"}, mine)
+        node.monitor.adopt({"p/edge"}, mine)
         assert node.watched().suspended
         node = node.restarted(dates=mine)
-    node.monitor.adopt({"p"}, images(6001.0, 6001.0))
+    node.monitor.adopt({"p/edge"}, images(6001.0, 6001.0))
     assert not node.watched().suspended
 
 
 def test_alarms_of_which_nobody_knows_when_they_were_raised_count_as_of_now() -> None:
     node = Node(states={NODE: StreamState(carried=True)})
-    node.monitor.adopt({"p"}, images(0.0, 0.0))
+    node.monitor.adopt({"p/edge"}, images(0.0, 0.0))
     assert node.watched().suspended
     kept = node.rows[NODE]
     assert kept is not None
     assert kept.state.raised == node.wall.now(), "and are written"
-    node.monitor.adopt({"p"}, images(1.0, 1.0))
+    node.monitor.adopt({"p/edge"}, images(1.0, 1.0))
     assert not node.watched().suspended
 
 
@@ -202,7 +227,7 @@ def test_a_certificate_made_after_it_ends_the_alarm_for_streams_that_were_forgot
     for number in range(21):
         node.suspend(f"caller {number}", "yard")
     assert node.monitor.node.state.lost
-    node.monitor.adopt({"p"}, images(1.0, 1.0))
+    node.monitor.adopt({"p/edge"}, images(1.0, 1.0))
     assert not node.monitor.node.alarm
     assert node.watched("caller 5", "yard").suspended
 
@@ -317,3 +342,16 @@ def test_a_restart_goes_on_where_the_log_was_and_a_state_of_other_claims_keeps_i
     node.suspend()
     state = node.restarted().monitor.kept(node.watched().logs[0])
     assert Stream(NODE, 0.5, state).log(fewer).alarm
+
+
+def test_an_alarm_about_no_stage_is_one_of_every_stage_that_counts_while_it_stands() -> None:
+    between = Claims("p", "medium at a drop of 0.01", CLAIMS.claims[:1], 0.05)
+    stream = Stream(NODE, 0.5, StreamState(carried=True))
+    for claims in (CLAIMS, between):
+        stream.record(claims, 0.9, 0.0, 0.0)
+    while stream.log(CLAIMS).alarm:
+        stream.record(CLAIMS, 0.9, 0.0, 0.0)
+    assert stream.alarm
+    while stream.log(between).alarm:
+        stream.record(between, 0.9, 0.0, 0.0)
+    assert not stream.alarm
