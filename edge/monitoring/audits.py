@@ -4,7 +4,7 @@
                     └─ drawn: due ─┬─ the reference stage has answered anyway ───► an outcome
                                    └─ waits for its turn ─┬─ both answers ───────► an outcome
                                                           ├─ no room, refused, ──► missing
-                                                          │  or failed four times
+                                                          │  failed four times, or other models for ten minutes
                                                           └─ link down, failed ──► waits
 
 The draw depends neither on the image nor on its target, nor on whether it was accepted, escalated or given up, and
@@ -234,11 +234,16 @@ class Auditor:
             self._busy -= 1
 
     async def _ask_reference(self, datacenter: DatacenterClient, audit: _Audit) -> None:
-        """Ask the reference stage, however long the link is down, and report the outcome or let the edge stage run."""
+        """Ask the reference stage, however long the link is down, and report the outcome or let the edge stage run.
+
+        The certified version of a datacenter that is reached is awaited for ten minutes.
+        """
         reference: Prediction | None = None
         refused = False
         for attempt in range(MOST_ATTEMPTS):
             if attempt:
+                if self._waited_in_vain(datacenter, audit):
+                    break
                 await asyncio.sleep(RETRY_S * 2.0 ** (attempt - 1))
             try:
                 reference = await self._answer(datacenter, audit)
@@ -296,7 +301,7 @@ class Auditor:
                 await self.evidence.update(audit.row, row)
 
     async def _answer(self, datacenter: DatacenterClient, audit: _Audit) -> Prediction | None:
-        """The certified reference stage's answer, once there is room for the request; None if another version gave it.
+        """The certified reference stage's answer, once there is room for the request; None if there is another version.
 
         Raises:
             RequestError: if the datacenter refuses the image.
@@ -304,13 +309,20 @@ class Auditor:
         """
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
         body = await datacenter.prepare_image(audit.body, probe(audit.body))
-        while not (datacenter.idle and self._comparable()):  # noqa: ASYNC110 - no event tells of both
+        while not (datacenter.idle and self._comparable()):
+            if self._waited_in_vain(datacenter, audit):
+                return None
             await asyncio.sleep(POLL_S)
         self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
         # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
         escalation = Escalation(body, request, audit.trace.child(), self._timeout_s, lossless=True)
         reply = (await datacenter.infer(escalation)).reply
         return reply.prediction if reply.whole and self._certified(reply) else None
+
+    def _waited_in_vain(self, datacenter: DatacenterClient, audit: _Audit) -> bool:
+        """Whether an image has waited for the certified version as long as any may."""
+        late = asyncio.get_running_loop().time() >= audit.due.at + LONGEST_WAIT_S
+        return late and datacenter.up and not self._comparable()
 
     def _found(self, audit: _Audit, reference: Prediction) -> None:
         differing = self._settle(audit, reference)

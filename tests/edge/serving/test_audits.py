@@ -138,6 +138,27 @@ def test_audits_leave_the_connections_to_escalations_and_are_made_later(large: P
     run(scenario)
 
 
+def test_an_audit_is_missing_after_it_has_waited_for_the_certified_version_too_long(
+    large: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large.states = f"{'b' * 64}/int8"
+
+    async def scenario() -> tuple[int, float]:
+        async with bench(large, SURE, audit_share=0.2) as it:
+            await known(it.node)
+            await it.ask(target=Quality.BEST)  # which says what is running
+            await many(it, 100)
+            waiting, missed = it.node.auditor.pending, audits(it, "missed")
+            assert waiting > 0 == missed
+            monkeypatch.setattr("edge.monitoring.audits.LONGEST_WAIT_S", 0.0)
+            await until(lambda: not it.node.auditor.pending)
+            assert it.node.streams.monitor.node.missing == waiting
+            return waiting, audits(it, "missed")
+
+    waiting, missed = run(scenario)
+    assert waiting == missed
+
+
 def test_an_audit_that_goes_on_failing_is_missing_and_teaches_nothing(
     large: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
