@@ -2,7 +2,7 @@
 
     GET /v1/review ────► a block's images that wait for a label, and what labels have made certifiable
     POST /v1/review/ID ─► a label ─► what each answer lost ─┐
-    POST /v1/certificates ──────────────────────────────────┴─► blocks, betting ─► the node's certificates file
+    POST /v1/certificates ──────────────────────────────────┴─► a block, its test ─► the node's certificates file
 
 Where the stages agree nothing is lost, so only disagreements are listed, and some images drawn at random, on which
 labels are checked first. A disagreement counts as lost until a label tells otherwise, and if nobody can tell. The order
@@ -46,7 +46,7 @@ from hawkvision.core.types import Prediction
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, ThresholdStep
 from hawkvision.guarantee.labels import FEWEST_CHECKED, LabelNeed, doubt, harder, label_needs, neither_oftener
-from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, share_of_delta
+from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, how_tested, share_of_delta
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.kind import TaskKind
@@ -176,6 +176,8 @@ class _Sample(NamedTuple):
     evidence: Evidence
     disagreements: int
     stages: _Stages
+    part: float
+    """Of the block's δ, for the test that applies."""
 
 
 class Reviewer:
@@ -445,8 +447,9 @@ class Reviewer:
         if not rows:  # evidence has images
             losses, differing = np.zeros((1, 2)), np.zeros(1)
         stage = StageEvidence(np.array([audit.score for audit in audits] or [0.0]), losses[:, 0], differing)
-        evidence = Evidence(stage, losses[:, 1], binary=self._kind.binary, planned=BLOCK)
-        return _Sample(rows, evidence, int((differing > 0.0).sum()), stages)
+        planned, part = how_tested(len(rows), binary=self._kind.binary)
+        evidence = Evidence(stage, losses[:, 1], binary=self._kind.binary, planned=planned)
+        return _Sample(rows, evidence, int((differing > 0.0).sum()), stages, part)
 
     def _stages(self) -> _Stages:
         return _Stages(*self._pair(), self._versions())
@@ -486,12 +489,12 @@ class Reviewer:
                 self._known = key, *await asyncio.to_thread(self._targets, block, sample)
             return self._known[1], self._known[2]
 
-    def _deltas(self, block: int, drops: Iterable[float]) -> dict[float, list[float]]:
+    def _deltas(self, block: int, part: float, drops: Iterable[float]) -> dict[float, list[float]]:
         """The drops for which a block may spend the same part of δ, by that."""
         openings, found = self._log.openings(), dict[float, list[float]]()
         earlier = list(itertools.takewhile(lambda opened: opened != block, openings))
         for drop in drops:
-            delta = share_of_delta(DELTA, [drop in openings[each] for each in earlier])
+            delta = share_of_delta(part * DELTA, [drop in openings[each] for each in earlier])
             found.setdefault(delta, []).append(drop)
         return found
 
@@ -503,7 +506,7 @@ class Reviewer:
             return expected_cost(costs, step)
 
         needs, deltas = dict[float, LabelNeed](), dict[float, float]()
-        for delta, drops in self._deltas(block, TESTED_DROPS).items():
+        for delta, drops in self._deltas(block, sample.part, TESTED_DROPS).items():
             needs |= label_needs(sample.evidence, paths, drops, delta, cost)
             deltas |= dict.fromkeys(drops, delta)
         found = tuple(
@@ -526,7 +529,7 @@ class Reviewer:
         """The certificates of all targets and of never escalating, each by its part of δ."""
         profile, pair, _ = sample.stages
         costs, paths, balanced = costs_of(profile, pair), paths_of(pair)[:1], pair.conditions[0].balanced.max_drop
-        spent = self._deltas(block, (FAST, balanced, *TESTED_DROPS))
+        spent = self._deltas(block, sample.part, (FAST, balanced, *TESTED_DROPS))
         made = {
             delta: certify_condition(
                 sample.evidence, paths, costs, balanced, delta, bounds_drop=self._kind.agreement_bounds_drop

@@ -13,14 +13,14 @@ import pytest
 
 from edge.monitoring import evidence_log, review
 from edge.monitoring.evidence_log import EvidenceLog
-from edge.monitoring.review import FEWEST, MOST_ASKED, Review, Reviewer
+from edge.monitoring.review import DELTA, FEWEST, MOST_ASKED, Review, Reviewer
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import BadField, NotFound, Overloaded
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
 from hawkvision.guarantee.labels import RANDOM_IMAGES
-from hawkvision.guarantee.review import BLOCK
+from hawkvision.guarantee.review import BLOCK, WHOLE_PART, share_of_delta
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
 from tests.hawkvision.cascade.synthetic import KIND, make_logits, make_profile
@@ -98,6 +98,11 @@ def at_desk(folder: Path, scenario: Callable[[Desk], Awaitable[T]], **options: A
     return asyncio.run(run())
 
 
+def parts(*places: int) -> list[float]:
+    """What the exact test of the j-th opened block may spend."""
+    return [share_of_delta(WHOLE_PART * DELTA, [False] * (j - 1)) for j in places]
+
+
 def to_best(review: Any) -> dict[float, float]:
     return {target.max_accuracy_drop: target.to_best for target in review.targets}
 
@@ -119,7 +124,7 @@ def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(
         assert labelled == after.labelled >= before.disagreements
         made = await desk.reviewer.certify(None, labels_checked=False)
         assert (made.basis, made.labels, made.n) == ("labelled", labelled, BLOCK)
-        assert {target.delta for target in made.targets} == {0.025}
+        assert {target.delta for target in made.targets} == set(parts(1))
         assert made.targets == after.targets
         assert set(made.accuracies) == {"small", "large"}
         assert all(to_best(made)[drop] <= share for drop, share in to_best(unlabelled).items())
@@ -133,6 +138,26 @@ def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(
     assert route.threshold == threshold_value(
         next(each.threshold for each in reversed(site.pairs[0].conditions[0].certificates) if each.max_drop <= 0.0475)
     )
+
+
+@pytest.mark.parametrize("other", ["", "2"], ids=["whole", "another version"])
+def test_a_block_that_is_whole_and_of_one_version_certifies_more_than_one_that_is_not(
+    tmp_path: Path, other: str
+) -> None:
+    async def scenario(desk: Desk) -> tuple[Review, Review]:
+        desk.audit(1, versions=other or VERSIONS)
+        desk.audit(BLOCK - 2)
+        before = await desk.page()
+        desk.audit(1)
+        return before, await desk.page()
+
+    before, after = at_desk(tmp_path, scenario)
+    assert {target.delta for target in before.targets} == {share_of_delta((1.0 - WHOLE_PART) * DELTA, [])}
+    if other:
+        assert {target.delta for target in after.targets} == {share_of_delta((1.0 - WHOLE_PART) * DELTA, [])}
+    else:
+        assert {target.delta for target in after.targets} == set(parts(1))
+        assert to_best(after)[0.05] < to_best(before)[0.05]
 
 
 def test_the_order_of_answers_does_not_say_whose_they_are(tmp_path: Path) -> None:
@@ -325,11 +350,11 @@ def test_a_block_keeps_its_part_of_delta_and_the_next_one_has_half_of_it(tmp_pat
         for _ in range(3):
             desk.audit(BLOCK, missing=BLOCK // 10)
         made = [await desk.reviewer.certify(block, labels_checked=False) for block in (0, 1, 1, 2)]
-        assert [of(each, 0.01) for each in made] == [0.025, 0.0125, 0.0125, 0.00625]
-        assert [of(each, 0.5) for each in made] == [0.025] * 4, "each block certified this"
+        assert [of(each, 0.01) for each in made] == parts(1, 2, 2, 3)
+        assert [of(each, 0.5) for each in made] == parts(1, 1, 1, 1), "each block certified this"
         assert not {each.max_accuracy_drop: each.certified for each in made[0].targets}[0.01]
         written = {each.max_drop: each.delta for each in load_site(desk.file).pairs[0].conditions[0].certificates}
-        assert (written[0.0095], written[0.475]) == (0.00625, 0.025)
+        assert (written[0.0095], written[0.475]) == tuple(parts(3, 1))
         desk.audit(10)
         assert (await desk.page()).block == 2, "the newest full one"
         assert (await desk.page(block=3)).audits == 10
@@ -343,13 +368,13 @@ def test_who_looks_at_a_block_opens_it(tmp_path: Path) -> None:
             desk.audit(BLOCK)
         seen = [await desk.page(block=block) for block in (0, 1, 1, 2)]
         for drop in (0.01, 0.5):
-            assert [of(each, drop) for each in seen] == [0.025, 0.0125, 0.0125, 0.00625]
+            assert [of(each, drop) for each in seen] == parts(1, 2, 2, 3)
         made = await desk.reviewer.certify(2, labels_checked=False)
         fast = load_site(desk.file).pairs[0].conditions[0].fast
-        assert of(made, 0.5) == fast.delta == 0.00625
+        assert of(made, 0.5) == fast.delta == parts(3)[0]
         desk.audit(BLOCK)
         made = await desk.reviewer.certify(None, labels_checked=False)
-        assert (made.block, load_site(desk.file).pairs[0].conditions[0].fast.delta) == (3, 0.025)
+        assert (made.block, load_site(desk.file).pairs[0].conditions[0].fast.delta) == (3, *parts(1))
 
     at_desk(tmp_path, scenario)
 

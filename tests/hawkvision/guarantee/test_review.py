@@ -8,7 +8,7 @@ import numpy as np
 
 from hawkvision.guarantee.certificate import certified_steps
 from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, StageEvidence, Thresholds
-from hawkvision.guarantee.review import share_of_delta
+from hawkvision.guarantee.review import BLOCK, how_tested, share_of_delta
 
 DROP, DELTA, SEEDS, PLANNED = 0.03, 0.1, 400, 300
 EVERYTHING = (BEST_ONLY, Thresholds(-math.inf))
@@ -30,12 +30,13 @@ def tempted(rng: np.random.Generator, blocks: int) -> bool:
                 hidden[harmless_first[: round(labelled * PLANNED)]] = 0.0
                 stage = StageEvidence(np.ones(PLANNED), edge + hidden, differs.astype(np.float64))
                 seen = slice(0, arrived)
+                planned, part = how_tested(arrived, binary=True, block=PLANNED)
                 evidence = Evidence(
                     StageEvidence(stage.scores[seen], stage.losses[seen], stage.disagreements[seen]),
                     (best + hidden)[seen],
-                    planned=PLANNED,
+                    planned=planned,
                 )
-                if len(certified_steps(evidence, EVERYTHING, DROP, share_of_delta(DELTA, [False] * block))) > 1:
+                if len(certified_steps(evidence, EVERYTHING, DROP, share_of_delta(part * DELTA, [False] * block))) > 1:
                     return True
     return False
 
@@ -51,6 +52,12 @@ def test_what_is_harmless_is_certified_before_the_block_is_full() -> None:
     stage = StageEvidence(np.ones(PLANNED), wrong, wrong)
     early = Evidence(StageEvidence(stage.scores[:250], wrong[:250], wrong[:250]), wrong[:250], planned=PLANNED)
     assert len(certified_steps(early, EVERYTHING, 0.08, share_of_delta(DELTA, []))) == 2
+
+
+def test_a_whole_block_gets_the_exact_test_and_every_other_one_bets() -> None:
+    assert how_tested(BLOCK, binary=True) == (None, 0.75)
+    assert [how_tested(n, binary=True) for n in (1, BLOCK - 1)] == [(BLOCK, 0.25)] * 2
+    assert [how_tested(n, binary=False) for n in (1, BLOCK)] == [(BLOCK, 1.0)] * 2
 
 
 def test_the_part_of_delta_halves_with_each_block_since_the_last_that_certified() -> None:
