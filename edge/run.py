@@ -35,6 +35,7 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.access import is_loopback
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.load import read_command_line, settings_of_tasks
+from hawkvision.servers.browsers import Browsers
 from hawkvision.servers.connections import KEEP_ALIVE_S, Limits, connections_for, raise_open_files
 from hawkvision.servers.cors import check_origins, with_cors
 from hawkvision.servers.handshake import behind_tls
@@ -86,7 +87,9 @@ class EdgeServer:
         keys = Keys(config.api_key, config.keys_file, where="edge.api_key")
         self._certificates = server_certificates(config, "edge")
         self._datacenter_certificates = datacenter_certificates(config)
-        self._frontend = Frontend(self._metrics, self._clock, keys, config.max_body_bytes)
+        self._frontend = Frontend(
+            self._metrics, self._clock, keys, config.max_body_bytes, Browsers(config.hosts, config.cors_origins)
+        )
         if self._certificates is not None:
             self._metrics.watch_tls(self._certificates.state)
         self._files = FileWatcher.of(keys, self._certificates, self._datacenter_certificates)
@@ -198,7 +201,7 @@ def _uvicorn_server(
     frontend: Frontend, limits: Limits, config: EdgeConfig, certificates: Certificates | None
 ) -> _UvicornServer:
     """Uvicorn with our protocol; it does not listen by itself."""
-    app, protocol = HttpApp(frontend), bounded(limits, Gate(frontend))
+    app, protocol = HttpApp(frontend, page=config.page), bounded(limits, Gate(frontend))
     if certificates is not None:
         protocol = behind_tls(protocol, certificates)
     return _UvicornServer(

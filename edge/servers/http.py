@@ -60,10 +60,10 @@ _NOT_IMAGES: Final = ("application/json", "text/", "application/xml", "video/", 
 class HttpApp:
     """The HTTP adapter of a node's front end. Serves health at once, and everything else once that is ready."""
 
-    def __init__(self, frontend: Frontend) -> None:
-        """Serve this front end."""
+    def __init__(self, frontend: Frontend, *, page: bool = True) -> None:
+        """Serve this front end, with or without the page at `/`."""
         self._front = frontend
-        self._rest = pages(frontend)
+        self._rest = pages(frontend, page=page)
         self._handlers: dict[str, Handler] = {
             INFER_PATH: partial(self._answer_image, None),
             CLASSIFY_PATH: partial(self._answer_image, KIND_OF_FORM[CLASSIFY_PATH]),
@@ -208,6 +208,8 @@ class HttpApp:
 
     def _authorize(self, scope: Scope, needed: Scopes, authorization: str | None = None) -> str:
         """The caller, by the header Authorization or by `authorization`, which stands for one."""
+        if not self._front.keys.required:
+            self._front.browsers.check(scope["headers"])
         client = scope.get("client")
         address = client[0] if client else LOCAL
         return self._front.authorize(authorization or header(scope["headers"], b"authorization"), address, needed)

@@ -15,6 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from edge.page import files as page_files
 from edge.servers import openapi, review_routes
 from edge.servers.oip import routes as oip_routes
 from edge.servers.shared.frontend import Frontend, internal_error
@@ -30,8 +31,8 @@ CALLER: Final = "hawkvision.caller"
 """Key of the caller in a request's scope (`edge.monitoring.stream_keys.caller_of`)."""
 
 
-def pages(frontend: Frontend) -> Starlette:
-    """The application that answers every request without an image, for this front end."""
+def pages(frontend: Frontend, *, page: bool) -> Starlette:
+    """The application that answers every request without an image, for this front end; with the page at `/` or not."""
     ready_tasks, metrics = frontend.ready_tasks, frontend.metrics
 
     async def readyz(request: Request) -> Response:
@@ -77,6 +78,7 @@ def pages(frontend: Frontend) -> Starlette:
             Route("/metrics", exposition, methods=get),
             Route("/openapi.json", schema, methods=get),
             Route("/docs", docs, methods=get),
+            *(page_files.routes(frontend.browsers) if page else ()),
             Mount("/docs", StaticFiles(directory=openapi.SWAGGER_UI)),
         ],
         exception_handlers={

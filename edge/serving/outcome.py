@@ -92,6 +92,8 @@ def edge_answer(
         reason=reason,
         degraded=degraded,
         degraded_reason=_why_degraded(context, image, reason) if degraded else None,
+        edge_score=_rounded(score_of(image, edge)),
+        edge_threshold=_rounded(route.threshold),
         received_fraction=_rounded_down(received),
         deadline_met=_deadline_met(image, total_ms),
         timing_ms=Timing(result.decode_ms, edge.queue_ms, result.infer_ms, total=total_ms),
@@ -139,6 +141,8 @@ def datacenter_answer(
         reason=reason,
         degraded=degraded,
         degraded_reason=incomplete if degraded else None,
+        edge_score=None if edge is None else _rounded(score_of(image, edge)),
+        edge_threshold=_rounded(image.route.threshold),
         received_fraction=_rounded_down(received),
         deadline_met=_deadline_met(image, total_ms),
         timing_ms=Timing(
@@ -190,6 +194,11 @@ def _through_both(at_edge: Received, at_datacenter: Received) -> Received:
     """
     qualities = [quality for quality in (at_edge.quality, at_datacenter.quality) if quality is not None]
     return Received(at_edge.fraction * at_datacenter.fraction, min(qualities, default=None))
+
+
+def _rounded(value: float) -> float | None:
+    """Six digits, as probabilities in answers; None for what is infinite, which JSON lacks."""
+    return round(value, 6) if math.isfinite(value) else None
 
 
 def _rounded_down(received: Received) -> float:

@@ -101,7 +101,9 @@ def run(options: UpOptions, environ: Mapping[str, str], say: Callable[[str], Non
             named = "" if served is tasks[0] else f"&task={served['task']}"
             asked = f"{url}{form_of(served['kind'])}?{TARGET}{named}"
             said = _asked(asked, image, key, authority)
-            say(f"\nedge node    {edge.url}  ({url}/docs describes its API)")
+            if edge_config.page:
+                say(f"\nopen         {url}/  in a browser: try, live and review")
+            say(f"edge node    {edge.url}  ({url}/docs describes its API)")
             say(f"datacenter   {datacenter.url}\n")
             say(f"$ {curl_line(asked, image, authority, environ, keyed=key is not None)}")
             say(said)

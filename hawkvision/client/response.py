@@ -119,6 +119,8 @@ def answer_from_json(value: dict[str, Any], kind: type[Prediction] | None) -> An
         reason=reply.reason,
         degraded=reply.degraded,
         degraded_reason=reply.degraded_reason,
+        edge_score=reply.edge_score,
+        edge_threshold=reply.edge_threshold,
         received_fraction=reply.received_fraction,
         deadline_met=reply.deadline_met,
         timing_ms=reply.timing_ms,

@@ -88,3 +88,11 @@ class AnswerFields(msgspec.Struct, frozen=True):
     deadline_met: Annotated[bool | None, Meta(description="Whether the deadline was met; null without one.")]
     timing_ms: Annotated[Timing, Meta(description="Where the time went.")]
     degraded_reason: Annotated[DegradedReason | None, Meta(description="Why it is degraded; null if it is not.")] = None
+    edge_score: Annotated[
+        float | None,
+        Meta(description="The edge's score of the image, as the target compares it; null if it did not run."),
+    ] = None
+    edge_threshold: Annotated[
+        float | None,
+        Meta(description="The score from which on the edge stage answers; null if it always or never does."),
+    ] = None

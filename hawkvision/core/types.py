@@ -330,6 +330,8 @@ class Answer:
     reason: Reason | None = None
     degraded: bool = False
     degraded_reason: DegradedReason | None = None
+    edge_score: float | None = None
+    edge_threshold: float | None = None
     received_fraction: float = 1.0
     deadline_met: bool | None = None
     timing_ms: Timing = field(default_factory=Timing)
@@ -375,6 +377,8 @@ class Answer:
             "reason": self.reason.value if self.reason else None,
             "degraded": self.degraded,
             "degraded_reason": self.degraded_reason.value if self.degraded_reason else None,
+            "edge_score": self.edge_score,
+            "edge_threshold": self.edge_threshold,
             "received_fraction": self.received_fraction,
             "accuracy": self.accuracy.to_json(),
             "deadline_met": self.deadline_met,

@@ -49,13 +49,16 @@ REVIEW: Final = frozenset({Scope.REVIEW})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
 """For what clients read before they send images: addresses, the served models and their targets."""
 
+PAGE_FILES: Final = ("style.css", "app.js", "try.js", "live.js", "review.js", "texts.js", "icon.svg")
 _DOCS: Final = ("page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js")
 OPEN_PATHS: Final = frozenset(
     {"/healthz", "/readyz", "/v1/status/ping", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH}
     | {"/docs", *(f"/docs/{name}" for name in _DOCS)}
+    | {"/", *(f"/page/{name}" for name in PAGE_FILES)}
 )
-"""Paths without a key: whether the server is up, where it listens for datagrams, and the page that asks for a key and
-shows `/openapi.json`. A client asks for the address over plain HTTP and must not have to reveal its key there."""
+"""Paths without a key: whether the server is up, where it listens for datagrams, and the files of two pages that ask
+for a key themselves: the node's, and that which shows `/openapi.json`. A client asks for the address over plain HTTP
+and must not have to reveal its key there."""
 
 # Method, path, and scopes; a key must have at least one of these. The first match counts, for both tiers.
 _RULES: Final = tuple(

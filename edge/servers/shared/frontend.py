@@ -25,6 +25,7 @@ from hawkvision.core.escalation_api import Transports
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, Tier
 from hawkvision.servers.bodies import Bodies, MemoryFull, bodies_limit
+from hawkvision.servers.browsers import Browsers
 from hawkvision.servers.keys import INFER, Caller, Keys, RateExceeded, Scopes
 from hawkvision.system.admission import TooLateToBegin
 
@@ -34,7 +35,9 @@ log = logging.getLogger("hawkvision.edge")
 class Frontend:
     """The protocol-independent front of one node. Every server uses the same one."""
 
-    def __init__(self, metrics: EdgeMetrics, clock: Clock, keys: Keys, max_body_bytes: int) -> None:
+    def __init__(
+        self, metrics: EdgeMetrics, clock: Clock, keys: Keys, max_body_bytes: int, browsers: Browsers | None = None
+    ) -> None:
         """Prepare; requests for answers are refused until `mark_ready`.
 
         Args:
@@ -42,10 +45,12 @@ class Frontend:
             clock: for the time of the last answer.
             keys: of all servers.
             max_body_bytes: the largest image or body accepted.
+            browsers: whose pages may send requests where no key is required; default: only the node's own.
         """
         self.metrics = metrics
         self.clock = clock
         self.keys = keys
+        self.browsers = browsers or Browsers()
         self.bodies = Bodies(max_body_bytes)
         """The bodies in memory of the first task, of no task, and of a form before it is read, which may name its
         task."""

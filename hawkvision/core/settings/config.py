@@ -123,6 +123,10 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
     port: Annotated[Port, LISTENING("TCP port to listen on; 0 takes a free one.")] = 8080
     cors_origins: Annotated[tuple[Word, ...], LISTENING(
         "Origins whose pages may call this node from a browser, such as `https://shop.example`; `*` for all.")] = ()
+    page: Annotated[bool, LISTENING("Serve the page at `/`: try, live and review.")] = True
+    hosts: Annotated[tuple[Word, ...], LISTENING(
+        "Names by which browsers reach this node, besides `localhost` and the machine's own. The page, and every "
+        "request to a node without keys, is refused under other names (DNS rebinding).")] = ()
     drain_timeout_s: Annotated[Seconds, LISTENING(
         "Seconds to finish accepted requests when the node is stopped.")] = 20.0
     task: Annotated[Word, MODEL("The task to serve: a folder with a manifest in `models_dir`.")] = "imagenet"

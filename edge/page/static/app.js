@@ -1,0 +1,122 @@
+// The frame of the page: the three views, the key, and what all views use to ask the node and to draw.
+import { ERRORS, PAGE } from "./texts.js";
+
+export const byId = (id) => document.getElementById(id);
+
+// An element; what came from outside becomes text or an attribute, never markup.
+export function make(tag, attributes = {}, ...children) {
+  const [name, ...classes] = tag.split(".");
+  const svg = ["svg", "rect", "polyline", "text", "line", "title"].includes(name);
+  const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  if (classes.length) made.setAttribute("class", classes.join(" "));
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(key, value);
+    else if (value !== false && value != null) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...some(children));
+  return made;
+}
+
+const some = (children) => children.flat().filter((child) => child != null);
+
+export const fill = (id, ...children) => byId(id).replaceChildren(...some(children));
+
+export function table(caption, columns, rows) {
+  return make("table", {}, make("caption.sr", {}, caption),
+    make("thead", {}, make("tr", {}, columns.map((column) => make("th", { scope: "col" }, column)))),
+    make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell, place) => make(place ? "td" : "th", place ? { "data-column": columns[place] } : { scope: "row" }, cell))))));
+}
+
+export function badge(status, texts) {
+  return make(`span.badge.${status}`, {}, make("span", { "aria-hidden": "true" }, `${texts.sign} `), texts.short);
+}
+
+// --------------------------------------------------------------------------------------------------- the node
+
+let key = ""; // in the tab's memory alone
+export const keyed = () => key !== "";
+
+export class Refused extends Error {
+  constructor(message, status) { super(message); this.status = status; }
+}
+
+// Ask the node. `scope` is what the request needs, for the message where the key lacks it.
+export async function ask(path, scope, options = {}) {
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let reply;
+  try {
+    reply = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(ERRORS.offline, 0);
+  }
+  if (reply.ok) return reply;
+  const said = await reply.json().catch(() => ({ error: `${reply.status} ${reply.statusText}` }));
+  if (reply.status === 401) {
+    byId("sign-in").open = true;
+    throw new Refused(key ? `${ERRORS.wrongKey} ${ERRORS.scope[scope]}` : ERRORS.scope[scope], 401);
+  }
+  throw new Refused(reply.status === 403 && key ? `${ERRORS.scope[scope]} ${said.error}` : said.error, reply.status);
+}
+
+export const post = (body) => ({ method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+
+// Show an image that needs the key; gives back whether it could be had.
+export async function show(image, path, scope) {
+  try {
+    const url = URL.createObjectURL(await (await ask(path, scope)).blob());
+    image.onload = image.onerror = () => URL.revokeObjectURL(url);
+    image.src = url;
+    return true;
+  } catch { return false; }
+}
+
+export function notice(error) {
+  if (error?.name === "AbortError") return;
+  byId("notice").textContent = error ? error.message : "";
+}
+
+// The choices of a task, once for all views.
+export async function tasks(select, kinds = () => true) {
+  const served = (await (await ask("v1/tasks", "infer")).json()).tasks.filter((each) => each.status === "ready" && kinds(each.kind));
+  const chosen = select.value;
+  select.replaceChildren(...served.map((each) => make("option", { value: each.task, selected: each.task === chosen }, each.task)));
+  return served;
+}
+
+// -------------------------------------------------------------------------------------------------- the views
+
+const views = { try: () => import("./try.js"), live: () => import("./live.js"), review: () => import("./review.js") };
+let leave = () => {};
+
+// Enter the view that the address names; it is asked anew after a sign-in too.
+async function enter() {
+  const name = Object.hasOwn(views, location.hash.slice(1)) ? location.hash.slice(1) : "try";
+  leave();
+  notice(null);
+  for (const each of Object.keys(views)) byId(each).hidden = each !== name;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const gone = new AbortController();
+  leave = () => gone.abort();
+  try {
+    await (await views[name]()).enter(gone.signal);
+  } catch (error) {
+    if (!gone.signal.aborted) notice(error);
+  }
+}
+
+for (const element of document.querySelectorAll("[data-text]")) element.textContent = PAGE[element.dataset.text];
+for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", PAGE[element.dataset.label]);
+document.title = PAGE.title;
+byId("sign-in").querySelector("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = byId("key").value.trim();
+  byId("key").value = "";
+  byId("sign-in").open = false;
+  enter();
+});
+addEventListener("hashchange", () => { enter(); byId(location.hash.slice(1))?.focus(); });
+enter();

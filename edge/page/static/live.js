@@ -1,0 +1,96 @@
+// Live: what the node does now, from a stream of its status.
+import { ask, badge, byId, fill, make, notice, show, table } from "./app.js";
+import { LIVE, PAGE, REASONS, STATUS, bytes, clock, ms, percent } from "./texts.js";
+
+const POINTS = 240; // two a second, two minutes
+const AGAIN_MS = 2000;
+const MOST_CHARACTERS = 4_000_000; // of one line
+let points = [], thumbnails = new Map();
+
+export function enter(signal) {
+  follow(signal);
+}
+
+async function follow(signal) {
+  while (!signal.aborted) {
+    try {
+      await read((await ask("v1/status?watch=true", "observe", { signal })).body.getReader());
+    } catch (error) {
+      if (signal.aborted) return;
+      notice(error);
+      fill("tiles", make("p.quiet", {}, LIVE.stale));
+      if (error.status === 401 || error.status === 403) return;
+    }
+    await new Promise((done) => { setTimeout(done, AGAIN_MS); signal.addEventListener("abort", done, { once: true }); });
+  }
+}
+
+// Draw each line of the stream; of several that came together, the last.
+async function read(reader) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
+    rest = lines.pop();
+    if (rest.length > MOST_CHARACTERS) throw new Error(LIVE.stale);
+    const last = lines.filter(Boolean).pop();
+    if (last) draw(JSON.parse(last));
+  }
+}
+
+function draw(status) {
+  notice(status.draining ? { message: LIVE.draining } : null);
+  points = [...points, status.total].slice(-POINTS);
+  fill("tiles", tiles(status));
+  fill("chart", line("rate", LIVE.tiles.rate, (each) => each.per_s, (value) => value.toFixed(1)), line("p99", LIVE.tiles.p99, (each) => each.p99_ms, ms));
+  const { columns } = LIVE, of = (...names) => names.map((name) => columns[name]);
+  fill("tasks", table(PAGE.tasks, of("task", "rate", "p50", "p99", "edge", "escalated", "degraded", "refused", "queue"), status.tasks.map((each) =>
+    [each.task, each.per_s.toFixed(1), ms(each.p50_ms), ms(each.p99_ms), ...["edge", "escalated", "degraded", "refused"].map((name) => percent(each[name])), `${each.queue} of ${each.queue_limit}`])));
+  fill("guarantees", table(PAGE.guarantees, of("task", "stream", "status", "audits", "disagreement", "certified"), status.tasks.flatMap((each) => each.guarantee.map((row) => guarantee(each.task, row)))));
+  const alarms = status.tasks.flatMap((each) => each.alarms.map((alarm) => [clock(alarm.time), each.task, alarm.stream ?? LIVE.node, alarm.cause]));
+  fill("alarms", alarms.length ? table(PAGE.alarms, of("time", "task", "stream", "cause"), alarms) : make("p.quiet", {}, LIVE.noAlarms));
+  drawAnswers(status.answers);
+}
+
+function tiles({ total, datacenter, link, memory }) {
+  const there = datacenter.configured ? `${datacenter.up ? LIVE.up : LIVE.down} ${LIVE.breaker(datacenter.circuit_breaker)}`.trim() : LIVE.noDatacenter;
+  const values = { rate: total.per_s.toFixed(1), p50: ms(total.p50_ms), p99: ms(total.p99_ms), escalated: percent(total.escalated), degraded: percent(total.degraded),
+    refused: percent(total.refused), queue: total.queue, datacenter: there, link: LIVE.link(link), memory: bytes(memory.resident_bytes) };
+  return Object.entries(values).map(([name, value]) => make("div.tile", {}, make("b", {}, String(value)), LIVE.tiles[name]));
+}
+
+// A line over the last two minutes, scaled to its greatest value.
+function line(name, title, value, written) {
+  const values = points.map((each) => value(each) ?? 0), most = Math.max(...values, 1e-9);
+  const drawn = values.map((each, place) => `${POINTS - values.length + place},${40 - 38 * each / most}`).join(" ");
+  const text = `${title}: ${written(values.at(-1))}, ${LIVE.most(written(most))}`;
+  return make(`figure.${name}.code`, {}, make("figcaption", {}, text),
+    make("svg", { viewBox: `0 0 ${POINTS} 40`, preserveAspectRatio: "none", role: "img", "aria-label": text }, make("polyline", { points: drawn })));
+}
+
+function guarantee(task, row) {
+  const status = make("span", {}, badge(row.status, STATUS[row.status]), row.reason ? ` ${REASONS[row.reason] ?? row.reason}` : "");
+  const certified = row.certified_disagreement == null ? "–" : LIVE.certified(row);
+  return [task, row.stream ?? LIVE.node, status, LIVE.audits(row), percent(row.disagreement), certified];
+}
+
+function drawAnswers(answers) {
+  for (const id of thumbnails.keys()) if (!answers.some((each) => each.id === id)) thumbnails.delete(id);
+  const rows = answers.map((each) => [clock(each.time), each.task, make("span", {}, thumbnail(each), each.text), `${each.model} (${each.tier})`,
+    make("span", {}, badge(each.status, STATUS[each.status])), ms(each.ms)]);
+  const { columns } = LIVE;
+  fill("answers", rows.length ? table(PAGE.answers, [columns.time, columns.task, columns.answer, columns.who, columns.status, columns.took], rows) : make("p.quiet", {}, LIVE.noAnswers));
+}
+
+// The image of an answer, fetched once; none where the node keeps none, or the key may not see it.
+function thumbnail({ id, image, text }) {
+  if (!image) return null;
+  if (!thumbnails.has(id)) {
+    const made = make("img", { alt: LIVE.thumbnail(text), hidden: true });
+    thumbnails.set(id, made);
+    show(made, image.slice(1), "review").then((had) => { made.hidden = !had; });
+  }
+  return thumbnails.get(id);
+}

@@ -1,0 +1,137 @@
+// Review: one image after the other, one click each, and what the clicks make certifiable.
+import { ask, byId, fill, make, notice, post, show, tasks } from "./app.js";
+import { PAGE, REVIEW, percent } from "./texts.js";
+
+const AHEAD = 20;
+const reviewer = crypto.randomUUID?.() ?? String(Math.random()); // by which work is divided between people
+let review = null, item = null, said = [], busy = false;
+
+const task = () => encodeURIComponent(byId("review-task").value);
+
+export async function enter() {
+  byId("hint").textContent = REVIEW.hint;
+  await tasks(byId("review-task"));
+  await load();
+}
+
+// Ask for what waits; `item` is the first of it.
+async function load() {
+  review = await (await ask(`v1/review?task=${task()}&reviewer=${reviewer}&limit=${AHEAD}`, "review")).json();
+  await next();
+}
+
+async function next() {
+  item = review.items.shift() ?? null;
+  if (!item && review.next != null) return load();
+  await draw();
+}
+
+// ---------------------------------------------------------------------------------------------------- judging
+
+async function judge(label) {
+  if (!item || busy) return;
+  await once(async () => {
+    await ask(`v1/review/${item.id}?task=${task()}`, "review", post({ label }));
+    said.push(item.id);
+    review.labelled += 1;
+    review.waiting = Math.max(0, review.waiting - 1);
+    await (review.items.length ? next() : load());
+  });
+}
+
+async function undo() {
+  const last = said.at(-1);
+  if (last === undefined || busy) return;
+  await once(async () => {
+    await ask(`v1/review/${last}?task=${task()}`, "review", { method: "DELETE" });
+    said.pop();
+    await load();
+    byId("progress").textContent = `${REVIEW.undone} ${byId("progress").textContent}`;
+  });
+}
+
+async function certify() {
+  if (busy) return;
+  await once(async () => {
+    const body = { task: byId("review-task").value, labels_checked: byId("checked").checked };
+    const made = await (await ask("v1/certificates", "operate", post(body))).json();
+    byId("made").textContent = REVIEW.made(made);
+    await load();
+  });
+}
+
+// One request at a time, so that a second tap does not judge the next image.
+async function once(work) {
+  busy = true;
+  notice(null);
+  try { await work(); } catch (error) { notice(error); } finally { busy = false; }
+}
+
+// ---------------------------------------------------------------------------------------------------- drawing
+
+async function draw() {
+  byId("undo").disabled = said.length === 0;
+  byId("progress").textContent = review.audits ? REVIEW.progress(review) : "";
+  byId("trust").textContent = [REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" ");
+  fill("gain", make("ul.gain", {}, review.targets.map((each) => make("li", {}, make("b", {}, `${REVIEW.target(each)}: `), REVIEW.can(each), make("span.quiet", {}, ` (${REVIEW.more(each)})`)))));
+  if (!item) {
+    fill("item", make("p", {}, review.audits === 0 ? REVIEW.empty : review.keeps_images ? REVIEW.done : REVIEW.noImages));
+    return;
+  }
+  const mine = item, kind = item.choices.length ? item.kind : "look";
+  const picture = make("img", { alt: REVIEW.image(item.answers) });
+  fill("item", make("h2", {}, REVIEW.ask[kind]), picture, answers(item), choices(item), make("p.quiet", {}, REVIEW.why[kind]));
+  const had = item.image != null && await show(picture, item.image.slice(1), "review");
+  if (!had && item === mine) picture.replaceWith(make("p.quiet", {}, REVIEW.gone));
+}
+
+function answers({ answers }) {
+  const several = answers.length > 1;
+  return make("ol.answers", {}, answers.map((each, place) => make("li", {}, several ? `${REVIEW.position[place]}: ` : "", make("b", {}, each.text || REVIEW.none))));
+}
+
+function choices({ choices, answers }) {
+  if (!choices.length) return make("button", { type: "button", click: () => next() }, PAGE.next);
+  const buttons = choices.map((choice) => make("button", { type: "button", click: () => judge(choice), "aria-keyshortcuts": REVIEW.keys[choice] },
+    REVIEW.choices[choice], make("kbd.pointer", { "aria-hidden": "true" }, ` ${REVIEW.keys[choice]}`)));
+  return make("div", {}, make("div.choices", {}, buttons), corrected(answers[0].label));
+}
+
+// A form for what the choices cannot say: numbers of counts, names of a set of labels; a class needs none.
+function corrected(label) {
+  if (label === null || typeof label !== "object") return null;
+  const read = Array.isArray(label) ? names(label) : numbers(label);
+  return make("form", { submit: (event) => { event.preventDefault(); judge(read.value()); } }, make("p", {}, PAGE.other), read.inputs, make("button", {}, PAGE.say));
+}
+
+function names(label) {
+  const input = make("input", { type: "text", value: label.join(", "), "aria-label": REVIEW.labels });
+  return { inputs: input, value: () => input.value.split(",").map((each) => each.trim()).filter(Boolean) };
+}
+
+// `{group: number}`, or `{region: {group: number}}`.
+function numbers(label) {
+  const inputs = [], readers = Object.entries(label).map(([name, value]) => {
+    if (typeof value === "object") {
+      const inner = numbers(value);
+      inputs.push(make("fieldset", {}, make("legend", {}, name), inner.inputs));
+      return [name, inner.value];
+    }
+    const input = make("input", { type: "number", min: 0, max: 10000, step: 1, value, required: true, inputmode: "numeric" });
+    inputs.push(make("label.field", {}, make("span", {}, name), input));
+    return [name, () => Number(input.value)];
+  });
+  return { inputs, value: () => Object.fromEntries(readers.map(([name, value]) => [name, value()])) };
+}
+
+// --------------------------------------------------------------------------------------------------- listening
+
+byId("undo").addEventListener("click", undo);
+byId("certify").addEventListener("click", certify);
+byId("review-task").addEventListener("change", () => { said = []; load().catch(notice); });
+addEventListener("keydown", (event) => {
+  if (byId("review").hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+  if (event.key.toLowerCase() === "u") undo();
+  const choice = item?.choices.find((each) => REVIEW.keys[each] === event.key);
+  if (choice) judge(choice);
+});

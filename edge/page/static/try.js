@@ -1,0 +1,168 @@
+// Try: one image, what it is asked for, and the answer drawn.
+import { ask, badge, byId, fill, keyed, make, notice, tasks } from "./app.js";
+import { ERRORS, PAGE, STATUS, TIMES, TRY, guarantee, ms, percent, whoAndWhy } from "./texts.js";
+
+const SHOWN_BOXES = 100;
+let image = null, listings = [], answer = null, asking = null;
+
+export async function enter() {
+  draw();
+  await tasks(byId("task"));
+  await listTargets();
+}
+
+async function listTargets() {
+  const { targets } = await (await ask(`v1/targets?task=${encodeURIComponent(byId("task").value)}`, "infer")).json();
+  const drop = ({ accuracy: { target, max_drop } }) => target.quality === "best" ? -1 : target.quality === "fast" ? 2 : target.max_accuracy_drop ?? max_drop ?? 1;
+  const before = listings[byId("target").value]?.accuracy.target;
+  listings = targets.sort((one, other) => drop(one) - drop(other));
+  const chosen = listings.findIndex(({ accuracy: { target } }) => before ? JSON.stringify(target) === JSON.stringify(before) : target.quality === "balanced");
+  byId("target").max = listings.length - 1;
+  byId("target").value = Math.max(0, chosen);
+  drawTarget();
+}
+
+function drawTarget() {
+  const listing = listings[byId("target").value];
+  if (!listing) return;
+  byId("wanted").textContent = TRY.target(listing.accuracy);
+  byId("target").setAttribute("aria-valuetext", TRY.target(listing.accuracy));
+  byId("cost").textContent = TRY.cost(listing);
+  drawRequest();
+}
+
+// ------------------------------------------------------------------------------------------------ the request
+
+function fields() {
+  const [[name, value] = []] = Object.entries(listings[byId("target").value]?.accuracy.target ?? {});
+  const asked = { task: byId("task").value };
+  if (name) asked[name] = value;
+  if (byId("deadline").value) asked.deadline_ms = Number(byId("deadline").value);
+  return asked;
+}
+
+async function send() {
+  if (!image) return;
+  asking?.abort();
+  const mine = asking = new AbortController();
+  notice(null);
+  fill("answer", make("p.quiet", {}, TRY.asking));
+  try {
+    const options = { method: "POST", body: image, headers: { "Content-Type": "application/octet-stream" }, signal: mine.signal };
+    answer = await (await ask(`v1/infer?${new URLSearchParams(fields())}`, "infer", options)).json();
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    answer = null;
+    notice(error);
+  }
+  draw();
+}
+
+function choose(file) {
+  if (!file) return;
+  image = file;
+  answer = null;
+  byId("ask").disabled = false;
+  const shown = byId("shown");
+  if (shown.src) URL.revokeObjectURL(shown.src);
+  byId("unshown").textContent = "";
+  byId("picture").hidden = false;
+  shown.onerror = () => { byId("picture").hidden = true; byId("unshown").textContent = ERRORS.noImage(file.name); };
+  shown.alt = file.name;
+  shown.src = URL.createObjectURL(file);
+  fill("boxes");
+  send();
+}
+
+// ------------------------------------------------------------------------------------------------- the answer
+
+function draw() {
+  drawRequest();
+  byId("least").hidden = !answer?.objects;
+  byId("spent").hidden = !answer;
+  fill("boxes");
+  if (!answer) {
+    fill("answer", make("p.quiet", {}, TRY.waiting));
+    return;
+  }
+  const { accuracy } = answer, status = STATUS[accuracy.status];
+  fill("answer", drawPrediction(),
+    make("p", {}, whoAndWhy(answer), answer.deadline_met == null ? "" : ` (${TRY.deadline(answer.deadline_met)})`),
+    answer.degraded ? make("p", {}, make("span.badge.suspended", {}, TRY.degraded)) : null,
+    make("details", { open: accuracy.status !== "certified" }, make("summary", {}, badge(accuracy.status, status)), guarantee(accuracy).map((line) => make("p", {}, line))));
+  drawTime();
+}
+
+// A share as a bar, with its text beside it.
+function bar(text, share, written) {
+  const meter = make("span.bar", { "aria-hidden": "true" }, make("span"));
+  meter.firstChild.style.width = `${100 * Math.min(1, share)}%`;
+  return make("li", {}, make("span.name", {}, text), meter, make("span.figure", {}, written));
+}
+
+function drawPrediction() {
+  if (answer.top_k) return make("ol.bars", {}, answer.top_k.map((each) => bar(each.label, each.confidence, percent(each.confidence))));
+  if (answer.counts) {
+    const regions = Object.entries(answer.counts), several = regions.length > 1;
+    return make("ul", {}, regions.flatMap(([region, groups]) => Object.entries(groups).map(([group, n]) => make("li", {}, (several ? `${region}: ` : "") + TRY.counts(group, n)))));
+  }
+  const found = answer.objects ? drawBoxes() : answer.labels;
+  if (!found) return make("pre", {}, JSON.stringify(answer, null, 1));
+  return found.length ? make("ol.bars", {}, found.map((each) => bar(each.label, each.confidence, percent(each.confidence)))) : make("p", {}, TRY.nothing);
+}
+
+function drawBoxes() {
+  const least = Number(byId("confidence").value), objects = answer.objects.filter((each) => each.confidence >= least).slice(0, SHOWN_BOXES);
+  byId("least").querySelector("output").textContent = percent(least, 0);
+  fill("boxes", objects.map(({ box: [left, top, right, bottom], label, confidence }) =>
+    make("rect", { x: left, y: top, width: right - left, height: bottom - top }, make("title", {}, `${label} ${percent(confidence)}`))));
+  return objects;
+}
+
+function drawTime() {
+  const took = answer.timing_ms, known = took.decode + took.queue + took.infer + took.uplink + took.dc;
+  const parts = { ...took, rest: Math.max(0, took.total - known) };
+  const named = Object.entries(TIMES).filter(([part]) => parts[part] > 0);
+  const whole = make("div.stack", { role: "img", "aria-label": named.map(([part, name]) => `${name} ${ms(parts[part])}`).join(", ") });
+  for (const [part] of named) {
+    const piece = make(`span.${part}`);
+    piece.style.flexGrow = parts[part];
+    whole.append(piece);
+  }
+  fill("time", whole, make("ul.legend", { "aria-hidden": "true" }, named.map(([part, name]) => make("li", {}, make(`span.dot.${part}`), `${name} ${ms(parts[part])}`))));
+}
+
+function drawRequest() {
+  const asked = fields(), base = location.origin + location.pathname.replace(/\/$/, "");
+  const quoted = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
+  const name = image?.name || "image.jpg", url = `${base}/v1/infer?${new URLSearchParams(asked)}`;
+  const python = Object.entries(asked).map(([field, value]) => `, ${field}=${JSON.stringify(value)}`).join("");
+  const examples = {
+    [PAGE.curl]: `curl --data-binary ${quoted(`@${name}`)} ${keyed() ? `-H "Authorization: Bearer $HAWKVISION_API_KEY" ` : ""}${quoted(url)}`,
+    [PAGE.python]: `from hawkvision import Client\n\nwith Client(${JSON.stringify(base)}) as client:\n    answer = client.infer(${JSON.stringify(name)}${python})\n    print(answer.prediction, answer.accuracy.status)`,
+  };
+  fill("same", Object.entries(examples).map(([title, text]) => make("figure.code", {},
+    make("figcaption", {}, title, make("button", { type: "button", click: (event) => copy(text, event.target) }, PAGE.copy)), make("pre", { tabindex: "0" }, text))));
+}
+
+async function copy(text, button) {
+  await navigator.clipboard.writeText(text).then(() => { button.textContent = TRY.copied; }, notice);
+}
+
+// --------------------------------------------------------------------------------------------------- listening
+
+for (const id of ["file", "camera"]) byId(id).addEventListener("change", (event) => { choose(event.target.files[0]); event.target.value = ""; });
+byId("asked").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+byId("target").addEventListener("input", drawTarget);
+byId("target").addEventListener("change", send);
+byId("deadline").addEventListener("change", () => { drawRequest(); send(); });
+byId("task").addEventListener("change", () => listTargets().then(send, notice));
+byId("confidence").addEventListener("input", draw);
+addEventListener("paste", (event) => { if (!byId("try").hidden) choose([...event.clipboardData.files][0]); });
+for (const type of ["dragover", "drop"]) {
+  addEventListener(type, (event) => {
+    if (byId("try").hidden || !event.dataTransfer.types.includes("Files")) return;
+    event.preventDefault();
+    if (type === "drop") choose(event.dataTransfer.files[0]);
+  });
+}
