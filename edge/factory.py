@@ -27,7 +27,7 @@ from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certificate_reload import Certification, load_certification, stage_of
 from edge.monitoring.evidence_log import EvidenceLog
-from edge.monitoring.review import Reviewer
+from edge.monitoring.review import AuditReview
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.state_opening import open_evidence, open_state
 from edge.monitoring.streams import Streams
@@ -176,7 +176,7 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         baseline = components.baseline
         evidence = None
         if baseline is None and datacenter is not None:  # else there is nothing to certify, or to compare with
-            evidence = open_evidence(config, state, metrics, labels=stage.kind.agreement_bounds_drop)
+            evidence = open_evidence(config, state, metrics)
             opened.push_async_callback(evidence.close)
         context = make_context(config, components, executor, datacenter, streams, clock, metrics, evidence)
         node = EdgeNode(
@@ -231,12 +231,14 @@ def make_context(
     )
 
 
-def make_reviewer(config: EdgeConfig, context: ServingContext) -> Reviewer | None:
+def make_reviewer(config: EdgeConfig, context: ServingContext) -> AuditReview | None:
     """The review of a node's audits; None if it keeps none."""
     evidence, guarantees = context.auditor.evidence, context.guarantees
     if evidence is None:
         return None
-    return Reviewer(config.task, context.kind, evidence, guarantees.pair, guarantees.versions, config.certificates)
+    return AuditReview(
+        config.task, context.kind, evidence, guarantees.pair, guarantees.versions, config.certificates, context.clock
+    )
 
 
 def _describe_backends(config: EdgeConfig, stage: EdgeStage, metrics: EdgeMetrics) -> None:

@@ -81,6 +81,19 @@ class Audit(msgspec.Struct, omit_defaults=True):
     """What a person said; None for nothing."""
     losses: tuple[float, float] | None = None
     """Of both answers by the label; None if it does not tell."""
+    again: Any = None
+    """What a person said the second time."""
+    losses_again: tuple[float, float] | None = None
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether both labels differ in what is lost."""
+        return self.label is not None and self.again is not None and self.losses != self.losses_again
+
+    @property
+    def told(self) -> tuple[float, float] | None:
+        """What both answers lose, as far as labels tell; None if they do not."""
+        return None if self.contradicted else self.losses
 
 
 class EvidenceLog:

@@ -17,16 +17,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from edge.monitoring.evidence_log import KEPT, Audit, EvidenceLog
+from edge.monitoring.labelling import (
+    APART,
+    Division,
+    NewCertificates,
+    Review,
+    ReviewAccuracy,
+    ReviewAnswer,
+    ReviewItem,
+    ReviewQuery,
+    ReviewTarget,
+    Showing,
+    choices,
+    chosen_losses,
+    exchanged,
+    not_waiting,
+    target,
+)
 from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.cascade.certification.profile import (
     TESTED_DROPS,
@@ -38,15 +55,16 @@ from hawkvision.cascade.certification.profile import (
     design_sha256,
 )
 from hawkvision.cascade.certification.profile_files import dump, load_site
-from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of, written
-from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
+from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage, without
 from hawkvision.cascade.certification.threshold_order import expected_cost
+from hawkvision.core.clock import Clock
 from hawkvision.core.errors import BadField, ManifestError, NotFound, Overloaded
 from hawkvision.core.types import Prediction
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.evidence import Evidence, StageEvidence, ThresholdStep
 from hawkvision.guarantee.labels import FEWEST_CHECKED, LabelNeed, doubt, harder, label_needs, neither_oftener
-from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, how_tested, share_of_delta
+from hawkvision.guarantee.review import BLOCK, block_of, for_label_check, how_tested, labelled_twice, share_of_delta
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.system.files import sha256_of, write_atomic
 from hawkvision.tasks.kind import TaskKind
@@ -59,106 +77,8 @@ FAST: Final = 1.0
 """Stands for never escalating among the drops: every block that certifies bounds what it loses."""
 MOST_ASKED: Final = 3
 """Blocks that are computed or wait for it; one takes a second or two of a processor."""
-MOST_ITEMS: Final = 100
-"""Images on one page."""
 FRESH: Final = 32
 """Further audits for which what is certifiable is not computed anew; a label always is a reason to."""
-
-FIRST, SECOND, NEITHER = "first", "second", "neither"
-RIGHT, WRONG, CANNOT_TELL = "right", "wrong", "cannot_tell"
-
-
-class ReviewAnswer(msgspec.Struct, frozen=True):
-    """An answer of a stage; it is not said which."""
-
-    text: Annotated[str, Meta(description="In words.")]
-    label: Annotated[Any, Meta(description="The label that says that it is right.")]
-
-
-class ReviewItem(msgspec.Struct, frozen=True):
-    """An image to label."""
-
-    id: Annotated[str, Meta(description="Names it in `/v1/review/{id}`.")]
-    kind: Annotated[
-        Literal["random", "disagreement"],
-        Meta(description="Why it is listed: drawn at random from all audits, or the stages answer differently."),
-    ]
-    drawn: Annotated[datetime, Meta(description="When the node got the image.")]
-    stream: Annotated[str, Meta(description="A hash that tells streams and callers apart.")]
-    image: Annotated[str | None, Meta(description="Path of the image; null if it is not kept any more.")]
-    answers: Annotated[
-        tuple[ReviewAnswer, ...], Meta(description="Both, the first and the second; one where the stages agree.")
-    ]
-    choices: Annotated[
-        tuple[str, ...], Meta(description="Labels that it takes besides classes, numbers or sets of names.")
-    ]
-    helps: Annotated[tuple[float, ...], Meta(description="The `max_accuracy_drop` of each target that it may help.")]
-    label: Annotated[Any, Meta(description="What was said; null for nothing.")] = None
-
-
-class ReviewTarget(msgspec.Struct, frozen=True):
-    """What the block certifies for a target, and what labels would do."""
-
-    max_accuracy_drop: Annotated[float, Meta(description="The target.")]
-    certified: Annotated[bool, Meta(description="Whether a stage below the reference stage may answer.")]
-    escalation: Annotated[float, Meta(description="The share that leaves the edge.")]
-    to_best: Annotated[float, Meta(description="The share that the reference stage answers.")]
-    accept_from: Annotated[
-        float | Literal["always", "never"],
-        Meta(description="The edge's score from which on its answer is accepted, or when it escalates."),
-    ]
-    labels: Annotated[int, Meta(description="Labels of disagreements that this rests on.")]
-    more: Annotated[int, Meta(description="Disagreements whose labels would help.")]
-    then: Annotated[float, Meta(description="`to_best` if none of those loses anything.")]
-    delta: Annotated[float, Meta(description="Probability that this is wrong, at most.")]
-
-
-class Review(msgspec.Struct, frozen=True):
-    """A block of audits: the images that wait for a label, and what it certifies."""
-
-    task: Annotated[str, Meta(description="Whose audits they are.")]
-    block: Annotated[int, Meta(description="Its number; blocks follow one another.")]
-    newest: Annotated[int, Meta(description="The number of the newest block, which may still fill.")]
-    audits: Annotated[int, Meta(description="Audits of it that are evidence.")]
-    size: Annotated[int, Meta(description="Audits of a full block.")]
-    disagreements: Annotated[int, Meta(description="Audits in which the stages differ, or that are missing.")]
-    labelled: Annotated[int, Meta(description="Audits with a label.")]
-    random_labelled: Annotated[int, Meta(description="Of those drawn at random.")]
-    random_needed: Annotated[int, Meta(description="Labels of those that a certificate needs, once there is any.")]
-    doubt: Annotated[str | None, Meta(description="Why the labels are not believed; null if they are, or too few.")]
-    keeps_images: Annotated[bool, Meta(description="Whether the node keeps images to label.")]
-    targets: Annotated[tuple[ReviewTarget, ...], Meta(description="What it certifies, by target.")]
-    items: Annotated[
-        tuple[ReviewItem, ...], Meta(description="Those drawn at random first, then those that help the most targets.")
-    ]
-    next: Annotated[int | None, Meta(description="The `offset` of the next page; null on the last one.")]
-
-
-class ReviewAccuracy(msgspec.Struct, frozen=True):
-    """How often a stage is right."""
-
-    value: Annotated[float, Meta(description="The share of these images.")]
-    n: Annotated[int, Meta(description="Images.")]
-    low: Annotated[float, Meta(description="The lower end of an interval at 95 %.")]
-    high: Annotated[float, Meta(description="Its upper end.")]
-
-
-class NewCertificates(msgspec.Struct, frozen=True):
-    """The certificates that were made; they are in force within seconds."""
-
-    task: Annotated[str, Meta(description="Whose audits they are.")]
-    edge: Annotated[str, Meta(description="The edge stage.")]
-    block: Annotated[int, Meta(description="The block of audits.")]
-    n: Annotated[int, Meta(description="Its audits.")]
-    labels: Annotated[int, Meta(description="Audits with a label that tells what is lost.")]
-    accuracies: Annotated[
-        dict[str, ReviewAccuracy], Meta(description="Of each stage, on the images drawn at random that have a label.")
-    ]
-    basis: Annotated[
-        Literal["labelled", "agreement", "disagreement", "profile"],
-        Meta(description="Labels; the agreement of both stages; or that alone, where it bounds no accuracy drop."),
-    ]
-    targets: Annotated[tuple[ReviewTarget, ...], Meta(description="What was certified, by target.")]
 
 
 class _Stages(NamedTuple):
@@ -180,8 +100,8 @@ class _Sample(NamedTuple):
     """Of the block's δ, for the test that applies."""
 
 
-class Reviewer:
-    """The review of one task. Used on one event loop."""
+class AuditReview:
+    """The review of one task's audits; a `Reviewer`. Used on one event loop."""
 
     def __init__(
         self,
@@ -191,6 +111,7 @@ class Reviewer:
         pair: Callable[[], tuple[Profile, Pair]],
         versions: Callable[[], str],
         certificates: Path | None,
+        clock: Clock,
     ) -> None:
         """Prepare.
 
@@ -201,6 +122,7 @@ class Reviewer:
             pair: the profile in force, and its pair of stages.
             versions: of the stages, and of what their scores depend on; audits of others are no evidence.
             certificates: the node's file; None if it has none.
+            clock: for what people were given.
         """
         self._task = task
         self._kind = kind
@@ -215,9 +137,12 @@ class Reviewer:
         """Blocks that are computed or wait for it."""
         self._labels = 0
         """Labels given or taken back since the start."""
+        self._recent: deque[int] = deque(maxlen=APART)
+        """The audits that were labelled last, which are not shown again yet."""
+        self._division = Division(clock)
         self._known: tuple[object, tuple[ReviewTarget, ...], dict[float, LabelNeed]] | None = None
 
-    async def show(self, block: int | None, offset: int, limit: int, *, labelled: bool) -> Review:
+    async def show(self, asked: ReviewQuery) -> Review:
         """A block's page, which opens it; `labelled` lists the images that have a label, not those that wait for one.
 
         If further labels cannot make a full block certify a target, certificates of older blocks lose it here.
@@ -229,7 +154,7 @@ class Reviewer:
         """
         async with self._place():
             async with self._turn:
-                number = await self._chosen(block)
+                number = await self._chosen(asked.block)
                 sample = await self._sample(number)
                 if sample.rows:
                     await asyncio.to_thread(self._log.open, number)
@@ -238,73 +163,80 @@ class Reviewer:
             row: tuple(stated_drop(drop) for drop, need in needs.items() if need.helps[place : place + 1].any())
             for place, row in enumerate(sample.rows)
         }
-        found = [
-            row
-            for row, audit in sample.rows.items()
-            if (audit.label is not None) == labelled and self._log.has_image(row) and self._wanted(row, audit)
-        ]
-        found.sort(key=lambda row: (not for_label_check(row), -len(helped[row]), row))
-        page = found[offset : offset + limit]
+        waiting, labelled = self._showings(sample, helped)
+        found = labelled if asked.labelled else self._division.free(asked.reviewer, waiting)
+        end = asked.offset + asked.limit
+        page = found[asked.offset : end]
+        if not asked.labelled:
+            self._division.give(asked.reviewer, page)
         checked = self._checked(sample)
         doubted = self._doubt(checked, sample.stages.pair) if len(checked) >= FEWEST_CHECKED else None
         failed = [drop for drop, need in needs.items() if need.to_best == 1.0]
         if failed and doubted is None and len(checked) >= FEWEST_CHECKED and number < block_of(self._log.last + 1):
             await self._withdraw(sample, failed)
+        audits = sample.rows.values()
         return Review(
             task=self._task,
             block=number,
             newest=block_of(max(1, self._log.last)),
-            audits=len(sample.rows),
+            audits=len(audits),
             size=BLOCK,
             disagreements=sample.disagreements,
-            labelled=sum(audit.label is not None for audit in sample.rows.values()),
+            labelled=sum(audit.label is not None for audit in audits),
+            waiting=len(waiting),
+            repeated=sum(audit.label is not None and audit.again is not None for audit in audits),
+            contradictions=sum(audit.contradicted for audit in audits),
             random_labelled=len(checked),
-            random_needed=FEWEST_CHECKED,
+            random_needed=FEWEST_CHECKED if self._kind.agreement_bounds_drop else 0,
             doubt=doubted,
             keeps_images=self._log.keeps_images,
             targets=targets,
-            items=tuple(self._item(row, sample.rows[row], helped[row]) for row in page),
-            next=offset + limit if offset + limit < len(found) else None,
+            items=tuple(self._item(each, sample.rows[each.number], helped[each.number]) for each in page),
+            next=end if end < len(found) else None,
         )
 
-    async def label(self, number: int, label: Any) -> ReviewItem:
-        """Label an audit; None takes a label back.
+    async def label(self, item: str, label: Any) -> ReviewItem:
+        """Label an audit, for the first or the second time; None takes that label back.
 
         Raises:
             BadField: if it is no label of this audit, or of this kind of task; if it has another label, which must be
                 taken back first; or if a newer block was opened.
             NotFound: if there is no such audit.
         """
-        kind = self._kind
+        kind, showing = self._kind, Showing.read(item)
         if not kind.agreement_bounds_drop:
             raise BadField(
                 f"task {self._task!r} is of kind {kind.name!r}, which cannot be labelled here: all of its images need "
                 "labels; certify with `hawkvision certify --data` and labelled images"
             )
         async with self._turn:
-            audit = await self._audit(number)
-            block = await self._chosen(block_of(number))
-            losses = None if label is None else self._losses(number, audit, label)
-            if label is not None and audit.label is not None and label != audit.label:
-                raise BadField(
-                    f"audit {number} has the label {audit.label!r}; who is sure takes that back first (DELETE)"
-                )
-            audit.losses, audit.label = losses, label
+            audit = await self._audit(showing)
+            block = await self._chosen(block_of(showing.number))
+            losses = None if label is None else self._losses(showing, audit, label)
+            said = audit.again if showing.again else audit.label
+            if label is not None and said is not None and label != said:
+                raise BadField(f"image {item} has the label {said!r}; who is sure takes that back first (DELETE)")
+            if showing.again:
+                audit.again, audit.losses_again = label, losses
+            else:
+                audit.label, audit.losses = label, losses
             if label is not None:
+                self._recent.append(showing.number)
                 await asyncio.to_thread(self._log.open, block)
-            await self._log.update(number, audit)
+            await self._log.update(showing.number, audit)
             self._labels += 1
-        return self._item(number, audit, ())
+        return self._item(showing, audit, ())
 
-    async def image(self, number: int) -> bytes:
+    async def image(self, item: str) -> bytes:
         """The image of an audit.
 
         Raises:
             NotFound: if it is not kept, or its block is not open yet: that it is kept says that the stages differ.
         """
+        number = Showing.read(item).number
         found = await asyncio.to_thread(self._log.image, number)
         if found is None or block_of(number) > max(await asyncio.to_thread(self._log.openings), default=-1):
-            raise NotFound(f"no image of {number} is kept (any more); see review_max_bytes and review_max_days")
+            raise NotFound(f"no image {item} is kept (any more); see review_max_bytes and review_max_days")
         return found
 
     async def certify(self, block: int | None, *, labels_checked: bool) -> NewCertificates:
@@ -335,70 +267,72 @@ class Reviewer:
 
     # -------------------------------------------------------------------------------------------------- one audit
 
-    async def _audit(self, number: int) -> Audit:
-        found = await self._log.audit(number)
-        if found is None or found.reference is None or not self._wanted(number, found):
-            raise NotFound(f"no audit {number} waits for a label; GET /v1/review lists those that do")
+    async def _audit(self, showing: Showing) -> Audit:
+        found = await self._log.audit(showing.number)
+        if found is None or found.reference is None or not self._wanted(showing.number, found):
+            raise not_waiting(showing.id)
+        if showing.again and found.again is None and (found.label is None or not labelled_twice(found.digest)):
+            raise not_waiting(showing.id)
         return found
 
     def _wanted(self, number: int, audit: Audit) -> bool:
-        """Whether a label of the audit tells anything."""
-        useful = audit.disagreement > 0.0 or for_label_check(number)
-        return useful and audit.reference is not None and self._kind.agreement_bounds_drop
+        """Whether a look at the audit, or its label, tells anything."""
+        useful = audit.disagreement > 0.0 or (for_label_check(number) and self._kind.agreement_bounds_drop)
+        return useful and audit.reference is not None
+
+    def _showings(
+        self, sample: _Sample, helped: Mapping[int, tuple[float, ...]]
+    ) -> tuple[list[Showing], list[Showing]]:
+        """What waits for a label, the second ones and those drawn at random first; and what has one."""
+        waiting, labelled = list[Showing](), list[Showing]()
+        for row, audit in sample.rows.items():
+            if self._log.has_image(row) and self._wanted(row, audit):
+                (waiting if audit.label is None else labelled).append(Showing(row))
+                if audit.again is not None:
+                    labelled.append(Showing(row, again=True))
+                elif audit.label is not None and labelled_twice(audit.digest) and row not in self._recent:
+                    waiting.append(Showing(row, again=True))
+        for found in (waiting, labelled):
+            found.sort(key=lambda each: (not each.again, not for_label_check(each.number), -len(helped[each.number])))
+        return waiting, labelled
 
     def _answers(self, audit: Audit) -> tuple[Prediction, Prediction]:
         """The edge stage's and the reference stage's answer."""
         decode = self._kind.decode_compared
         return decode(msgspec.json.encode(audit.answer)), decode(msgspec.json.encode(audit.reference))
 
-    @staticmethod
-    def _exchanged(audit: Audit) -> bool:
-        """Whether the reference stage's answer is the first."""
-        return int(audit.digest[0], 16) % 2 == 1
-
-    def _choices(self, audit: Audit) -> tuple[str, ...]:
-        if audit.disagreement == 0.0:
-            return (RIGHT, WRONG, CANNOT_TELL) if self._kind.binary else (RIGHT, CANNOT_TELL)
-        return (FIRST, SECOND, NEITHER, CANNOT_TELL) if self._kind.binary else (FIRST, SECOND, CANNOT_TELL)
-
-    def _losses(self, number: int, audit: Audit, label: Any) -> tuple[float, float] | None:
+    def _losses(self, showing: Showing, audit: Audit, label: Any) -> tuple[float, float] | None:
         """What both answers lose by a label; None if it does not tell.
 
         Raises:
             BadField: if it is no label.
         """
-        choices = self._choices(audit)
-        if isinstance(label, str) and label in choices:
-            if label == CANNOT_TELL:
-                return None
-            if label in (NEITHER, WRONG):
-                return 1.0, 1.0
-            if label == RIGHT:
-                return 0.0, 0.0
-            reference_right = (label == FIRST) == self._exchanged(audit)
-            return (audit.disagreement, 0.0) if reference_right else (0.0, audit.disagreement)
+        words = choices(self._kind, audit.disagreement)
+        if isinstance(label, str) and label in words:
+            return chosen_losses(label, audit.disagreement, exchanged(audit.digest, again=showing.again))
         try:
             truth = self._kind.read_label(label)
         except BadField as error:
-            raise BadField(f"audit {number} takes {', '.join(choices)}, or: {error.message}") from None
+            raise BadField(f"image {showing.id} takes {', '.join(words)}, or: {error.message}") from None
         at_edge, reference = (self._kind.loss(each, truth) for each in self._answers(audit))
         return at_edge, reference
 
-    def _item(self, number: int, audit: Audit, helps: tuple[float, ...]) -> ReviewItem:
+    def _item(self, showing: Showing, audit: Audit, helps: tuple[float, ...]) -> ReviewItem:
         answers = list(self._answers(audit))
-        if self._exchanged(audit):
+        if exchanged(audit.digest, again=showing.again):
             answers.reverse()
         del answers[1 if audit.disagreement == 0.0 else 2 :]
+        kept, useful = self._log.has_image(showing.number), self._kind.agreement_bounds_drop
         return ReviewItem(
-            id=str(number),
-            kind="random" if for_label_check(number) else "disagreement",
+            id=showing.id,
+            kind="random" if for_label_check(showing.number) and useful else "disagreement",
             drawn=datetime.fromtimestamp(audit.drawn, UTC),
             stream=audit.stream,
-            image=f"/v1/review/{number}/image?task={self._task}" if self._log.has_image(number) else None,
+            image=f"/v1/review/{showing.id}/image?task={self._task}" if kept else None,
             answers=tuple(ReviewAnswer(each.summary(), self._kind.stated(each)) for each in answers),
-            choices=self._choices(audit),
-            helps=helps,
-            label=audit.label,
+            choices=choices(self._kind, audit.disagreement),
+            helps=helps if useful else (),
+            label=audit.again if showing.again else audit.label,
         )
 
     # ------------------------------------------------------------------------------------------------- a block
@@ -442,7 +376,7 @@ class Reviewer:
         stages = self._stages()
         rows = {row: audit for row, audit in (await self._log.read(block)).items() if audit.versions == stages.versions}
         audits = rows.values()
-        losses = np.array([audit.losses or (np.nan, np.nan) for audit in audits]).reshape(-1, 2)
+        losses = np.array([audit.told or (np.nan, np.nan) for audit in audits]).reshape(-1, 2)
         differing = np.array([audit.disagreement for audit in audits])
         if not rows:  # evidence has images
             losses, differing = np.zeros((1, 2)), np.zeros(1)
@@ -456,7 +390,7 @@ class Reviewer:
 
     def _checked(self, sample: _Sample) -> dict[int, Audit]:
         """The audits drawn at random that have a label that tells."""
-        return {row: audit for row, audit in sample.rows.items() if for_label_check(row) and audit.losses is not None}
+        return {row: audit for row, audit in sample.rows.items() if for_label_check(row) and audit.told is not None}
 
     def _doubt(self, checked: Mapping[int, Audit], pair: Pair) -> str | None:
         """Why the labels of these audits cannot be believed."""
@@ -472,7 +406,7 @@ class Reviewer:
     def _class(self, audit: Audit, unknown: int) -> int:
         """The class that a label names; `unknown` if it says only that no answer is right."""
         assert audit.losses is not None, "it tells"
-        if isinstance(audit.label, str) and audit.label in self._choices(audit):
+        if isinstance(audit.label, str) and audit.label in choices(self._kind, audit.disagreement):
             if min(audit.losses) > 0.0:
                 return unknown
             right = self._answers(audit)[0 if audit.losses[0] == 0.0 else 1]
@@ -509,20 +443,8 @@ class Reviewer:
         for delta, drops in self._deltas(block, sample.part, TESTED_DROPS).items():
             needs |= label_needs(sample.evidence, paths, drops, delta, cost)
             deltas |= dict.fromkeys(drops, delta)
-        found = tuple(
-            ReviewTarget(
-                stated_drop(drop),
-                needs[drop].now.to_best < 1.0,
-                round(needs[drop].now.escalation, 6),
-                round(needs[drop].now.to_best, 6),
-                written(needs[drop].now.thresholds.edge),
-                needs[drop].used,
-                int(needs[drop].helps.sum()),
-                round(needs[drop].to_best, 6),
-                deltas[drop],
-            )
-            for drop in TESTED_DROPS
-        )
+        bounded = self._kind.agreement_bounds_drop
+        found = tuple(target(drop, needs[drop], deltas[drop], labels=bounded) for drop in TESTED_DROPS)
         return found, needs
 
     def _condition(self, block: int, sample: _Sample) -> Condition:
@@ -630,7 +552,7 @@ class Reviewer:
             if site.basis != "review" or site.until > began:
                 return False
             pairs = tuple(
-                msgspec.structs.replace(pair, conditions=tuple(_without(each, failed) for each in pair.conditions))
+                msgspec.structs.replace(pair, conditions=tuple(without(each, failed) for each in pair.conditions))
                 for pair in site.pairs
             )
             changed = pairs != site.pairs
@@ -671,20 +593,3 @@ class Reviewer:
         if doubted is not None:
             raise BadField(doubted)
         return found
-
-
-def _without(condition: Condition, failed: Collection[float]) -> Condition:
-    """The certificates without those of the drops that failed. Never escalating loses its own with any of them."""
-
-    def fails(certificate: Certificate) -> bool:
-        return certificate.max_drop in failed and certificate.to_best < 1.0 and certificate.basis != "profile"
-
-    replace, balanced = msgspec.structs.replace, condition.balanced
-    if not any(map(fails, (balanced, *condition.certificates))):
-        return condition
-    return replace(
-        condition,
-        balanced=replace(balanced, basis="profile") if fails(balanced) else balanced,
-        fast=replace(condition.fast, basis="profile"),
-        certificates=tuple(each for each in condition.certificates if not fails(each)),
-    )

@@ -44,12 +44,9 @@ def open_state(config: EdgeConfig, metrics: EdgeMetrics) -> StateFile | None:
     return state
 
 
-def open_evidence(config: EdgeConfig, state: StateFile | None, metrics: EdgeMetrics, *, labels: bool) -> EvidenceLog:
-    """The evidence of audits, beside the state file; in memory where there is none, or it cannot be written.
-
-    Without `labels`, which some kinds of task do not take here, no images are kept.
-    """
-    most_bytes, most_days = (config.review_max_bytes, config.review_max_days) if labels else (0, 0.0)
+def open_evidence(config: EdgeConfig, state: StateFile | None, metrics: EdgeMetrics) -> EvidenceLog:
+    """The evidence of audits, beside the state file; in memory where there is none, or it cannot be written."""
+    most_bytes, most_days = config.review_max_bytes, config.review_max_days
     path = None if state is None or state.unwritable is not None else Path(f"{state.path}.audits")
     if path is not None:
         try:

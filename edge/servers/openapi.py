@@ -217,9 +217,9 @@ def _review_paths() -> dict[str, Any]:
         described = _operation(summary, operation, content, ("400", "401", "403", "404", "503"), **further)
         paths.setdefault(path, {})[method] = described | {"tags": ["Review"]}
         if "{id}" in path:
-            number = {"type": "string", "pattern": "^[0-9]+$"}
+            item = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
             paths[path]["parameters"] = [
-                {"name": "id", "in": "path", "required": True, "description": "Of the image.", "schema": number}
+                {"name": "id", "in": "path", "required": True, "description": "Of the image.", "schema": item}
             ]
     return paths
 

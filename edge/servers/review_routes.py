@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from edge.monitoring.review import MOST_ITEMS, NewCertificates, Review, Reviewer, ReviewItem
+from edge.monitoring.labelling import Block, NewCertificates, Review, Reviewer, ReviewItem, ReviewQuery, Task
 from edge.servers.shared.frontend import Frontend
 from edge.servers.shared.request_fields import read_query
 from hawkvision.core.errors import MALFORMED, BadField, NotFound, TooLarge
@@ -22,31 +22,12 @@ MOST_BODY_BYTES: Final = 65_536
 """A set of all labels of COCO has 1 kB."""
 
 Given = TypeVar("Given", bound=msgspec.Struct)
-Block: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=0)] | None,
-    Meta(
-        description="The block of audits; default: that which is open until certificates are made of it, else the "
-        "newest that has ended. Looking at a block opens it, and older ones are refused from then on."
-    ),
-]
-Task: TypeAlias = Annotated[
-    Annotated[str, Meta(max_length=128)] | None, Meta(description="The task; default: the node's first.")
-]
 
 
 class _OfTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The query of a path about one audit."""
+    """The query of a path about one image."""
 
     task: Task = None
-
-
-class ReviewQuery(_OfTask, frozen=True, forbid_unknown_fields=True):
-    """The query of `GET /v1/review`."""
-
-    block: Block = None
-    labelled: Annotated[bool, Meta(description="List the images that have a label, not those that wait.")] = False
-    offset: Annotated[int, Meta(ge=0, description="Images to pass over.")] = 0
-    limit: Annotated[int, Meta(ge=1, le=MOST_ITEMS, description="Images to list.")] = 20
 
 
 class LabelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,21 +80,21 @@ def routes(frontend: Frontend) -> list[Route]:
 
     async def show(request: Request) -> Response:
         asked = _query(request, ReviewQuery)
-        return _json(await reviewer(asked.task).show(asked.block, asked.offset, asked.limit, labelled=asked.labelled))
+        return _json(await reviewer(asked.task).show(asked))
 
     async def image(request: Request) -> Response:
-        body = await reviewer(_query(request, _OfTask).task).image(_id(request))
+        body = await reviewer(_query(request, _OfTask).task).image(_item(request))
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return Response(body, media_type=f"image/{probe(body).format.lower()}", headers=headers)
 
     async def label(request: Request) -> Response:
-        review, number = reviewer(_query(request, _OfTask).task), _id(request)
+        review, item = reviewer(_query(request, _OfTask).task), _item(request)
         if request.method == "DELETE":
-            return _json(await review.label(number, None))
+            return _json(await review.label(item, None))
         said = (await _body(request, LabelBody)).label
         if said is None:
             raise BadField("label: expected one; DELETE takes a label back")
-        return _json(await review.label(number, said))
+        return _json(await review.label(item, said))
 
     async def certify(request: Request) -> Response:
         asked = await _body(request, CertificatesBody)
@@ -132,11 +113,9 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def _id(request: Request) -> int:
-    written: str = request.path_params["id"]
-    if not (written.isdecimal() and len(written) <= 15):
-        raise NotFound(f"no audit {written[:40]!r}; GET {REVIEW_PATH} lists those that wait for a label")
-    return int(written)
+def _item(request: Request) -> str:
+    item: str = request.path_params["id"]
+    return item
 
 
 def _query(request: Request, declared: type[Given]) -> Given:

@@ -17,7 +17,7 @@ from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgeStage, StagePrediction
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.datacenter_watch import DatacenterWatch
-from edge.monitoring.review import Reviewer
+from edge.monitoring.review import AuditReview
 from edge.monitoring.streams import Streams
 from edge.serving.context import ServingContext
 from edge.serving.outcome import report_unanswered
@@ -50,7 +50,7 @@ class EdgeNode:
         context: ServingContext,
         streams: Streams,
         baseline: BaselinePolicy | None = None,
-        reviewer: Reviewer | None = None,
+        reviewer: AuditReview | None = None,
     ) -> None:
         """Begin to serve.
 

@@ -59,7 +59,7 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     inner = CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "HEAD", "POST", "OPTIONS"),
+        allow_methods=("GET", "HEAD", "POST", "DELETE", "OPTIONS"),
         allow_headers=(ANY,),
         allow_private_network=True,
         expose_headers=EXPOSED,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from hawkvision.cascade.certification.profile import Condition, Pair, Profile, ScoreName
+from hawkvision.cascade.certification.profile import Certificate, Condition, Pair, Profile, ScoreName
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ManifestError
 from hawkvision.models.manifest import MeasuredAccuracy, Name, Sha256
@@ -135,3 +136,20 @@ def site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tup
                 f"`{advise('certify', '--task', profile.task, '--data', 'IMAGES')}` again"
             )
     return found.conditions
+
+
+def without(condition: Condition, failed: Collection[float]) -> Condition:
+    """The certificates without those of the drops that failed. Never escalating loses its own with any of them."""
+
+    def fails(certificate: Certificate) -> bool:
+        return certificate.max_drop in failed and certificate.to_best < 1.0 and certificate.basis != "profile"
+
+    replace, balanced = msgspec.structs.replace, condition.balanced
+    if not any(map(fails, (balanced, *condition.certificates))):
+        return condition
+    return replace(
+        condition,
+        balanced=replace(balanced, basis="profile") if fails(balanced) else balanced,
+        fast=replace(condition.fast, basis="profile"),
+        certificates=tuple(each for each in condition.certificates if not fails(each)),
+    )

@@ -13,14 +13,16 @@ import pytest
 
 from edge.monitoring import evidence_log, review
 from edge.monitoring.evidence_log import EvidenceLog
-from edge.monitoring.review import DELTA, FEWEST, MOST_ASKED, Review, Reviewer
+from edge.monitoring.labelling import APART, GIVEN_S, Review, ReviewItem, ReviewQuery, Showing
+from edge.monitoring.review import DELTA, FEWEST, MOST_ASKED, AuditReview
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.policy import Policy
+from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField, NotFound, Overloaded
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
 from hawkvision.guarantee.labels import RANDOM_IMAGES
-from hawkvision.guarantee.review import BLOCK, WHOLE_PART, share_of_delta
+from hawkvision.guarantee.review import BLOCK, WHOLE_PART, labelled_twice, share_of_delta
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind
 from tests.hawkvision.cascade.synthetic import KIND, make_logits, make_profile
@@ -38,9 +40,11 @@ class Desk:
         self.file = folder / "certificates.json"
         self.log = EvidenceLog(folder / "audits", 0.02, most_bytes=10_000_000, most_days=1.0)
         self.truths: list[int] = []
-        self.reviewer = Reviewer(
-            "digits", kind, self.log, lambda: (PROFILE, PAIR), lambda: VERSIONS, self.file if certificates else None
-        )
+        self.clock = ManualClock()
+        self.reviewer = AuditReview(
+            "digits", kind, self.log, lambda: (PROFILE, PAIR), lambda: VERSIONS,
+            self.file if certificates else None, self.clock,
+        )  # fmt: skip
 
     def audit(self, n: int, *, missing: int = 0, versions: str = VERSIONS, u: float = 0.0) -> None:
         """Audits of images like those of the profile, of which the first are missing."""
@@ -59,9 +63,7 @@ class Desk:
             self.log.settle(number, image, answer, float(said != reference))
 
     async def page(self, **asked: Any) -> Review:
-        return await self.reviewer.show(
-            asked.get("block"), asked.get("offset", 0), asked.get("limit", 100), labelled=asked.get("labelled", False)
-        )
+        return await self.reviewer.show(ReviewQuery(**{"limit": 100, **asked}))
 
     async def label_all(self, say: Callable[[int, Any], Any], pages: int = 99) -> int:
         """Label what waits by `say`, which gets the true class and the image. How many were labelled."""
@@ -69,10 +71,14 @@ class Desk:
         while page.items and pages:
             pages -= 1
             for item in page.items:
-                await self.reviewer.label(int(item.id), say(self.truths[int(item.id) - 1], item))
-            done += len(page.items)
+                done += not Showing.read(item.id).again
+                await self.reviewer.label(item.id, say(self.truths[number_of(item) - 1], item))
             page = await self.page()
         return done
+
+
+def number_of(item: ReviewItem) -> int:
+    return Showing.read(item.id).number
 
 
 def truly(truth: int, _: Any) -> str:
@@ -165,7 +171,7 @@ def test_the_order_of_answers_does_not_say_whose_they_are(tmp_path: Path) -> Non
         desk.audit(BLOCK)
         reference_first = 0
         for item in (await desk.page(offset=RANDOM_IMAGES)).items:
-            audit = await desk.log.audit(int(item.id))
+            audit = await desk.log.audit(number_of(item))
             assert audit is not None
             assert audit.reference is not None
             reference_first += item.answers[0].label == KIND.labels[audit.reference["index"]]
@@ -179,14 +185,14 @@ def test_a_label_can_be_taken_back(tmp_path: Path) -> None:
         desk.audit(200)
         before = await desk.page()
         item = before.items[-1]
-        assert (await desk.reviewer.label(int(item.id), "cannot_tell")).label == "cannot_tell"
+        assert (await desk.reviewer.label(item.id, "cannot_tell")).label == "cannot_tell"
         with pytest.raises(BadField, match="has the label 'cannot_tell'; who is sure takes that back first"):
-            await desk.reviewer.label(int(item.id), "first")
-        await desk.reviewer.label(int(item.id), "cannot_tell")
+            await desk.reviewer.label(item.id, "first")
+        await desk.reviewer.label(item.id, "cannot_tell")
         page = await desk.page(labelled=True)
         assert [(each.id, each.label) for each in page.items] == [(item.id, "cannot_tell")]
         assert page.targets == before.targets, "what nobody can tell counts as lost"
-        assert (await desk.reviewer.label(int(item.id), None)).label is None
+        assert (await desk.reviewer.label(item.id, None)).label is None
         assert {each.id for each in (await desk.page()).items} == {each.id for each in before.items}
 
     at_desk(tmp_path, scenario)
@@ -218,7 +224,7 @@ def test_labels_count_once_enough_of_those_drawn_at_random_are_known(tmp_path: P
     async def scenario(desk: Desk) -> None:
         desk.audit(BLOCK)
         item = (await desk.page()).items[0]
-        await desk.reviewer.label(int(item.id), truly(desk.truths[int(item.id) - 1], item))
+        await desk.reviewer.label(item.id, truly(desk.truths[number_of(item) - 1], item))
         with pytest.raises(BadField, match="expected at least 24"):
             await desk.reviewer.certify(None, labels_checked=False)
 
@@ -240,7 +246,7 @@ def test_what_cannot_be_certified_is_refused_and_says_why(tmp_path: Path) -> Non
 
     async def forgets(desk: Desk) -> None:
         log = EvidenceLog(None, 0.02)
-        reviewer = Reviewer("digits", KIND, log, lambda: (PROFILE, PAIR), lambda: VERSIONS, desk.file)
+        reviewer = AuditReview("digits", KIND, log, lambda: (PROFILE, PAIR), lambda: VERSIONS, desk.file, ManualClock())
         with pytest.raises(BadField, match=r"set `edge\.state_file`"):
             await reviewer.certify(None, labels_checked=False)
         await log.close()
@@ -287,7 +293,9 @@ def test_certificates_are_of_the_stages_that_still_run(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         desk.audit(200)
         told = iter([VERSIONS, "2"])
-        reviewer = Reviewer("digits", KIND, desk.log, lambda: (PROFILE, PAIR), lambda: next(told), desk.file)
+        reviewer = AuditReview(
+            "digits", KIND, desk.log, lambda: (PROFILE, PAIR), lambda: next(told), desk.file, ManualClock()
+        )
         with pytest.raises(BadField, match="changed meanwhile"):
             await reviewer.certify(None, labels_checked=False)
         assert not desk.file.exists()
@@ -318,16 +326,16 @@ def test_a_label_that_is_none_is_refused_with_those_that_are(tmp_path: Path, lab
         desk.audit(100)
         for number in range(1, 101):
             with pytest.raises(NotFound, match="no image"):  # whether there is one would say whether the stages differ
-                await desk.reviewer.image(number)
+                await desk.reviewer.image(Showing(number).id)
         item = next(each for each in (await desk.page()).items if len(each.answers) == 2)
         with pytest.raises(BadField, match="takes first, second, neither, cannot_tell, or: label: expected"):
-            await desk.reviewer.label(int(item.id), label)
+            await desk.reviewer.label(item.id, label)
         for number in (0, 101, 10**12):
-            with pytest.raises(NotFound, match="no audit"):
-                await desk.reviewer.label(number, "first")
+            with pytest.raises(NotFound, match="waits for a label"):
+                await desk.reviewer.label(Showing(number).id, "first")
         with pytest.raises(NotFound, match="no image"):
-            await desk.reviewer.image(101)
-        assert await desk.reviewer.image(int(item.id)) == str(int(item.id) - 1).encode()
+            await desk.reviewer.image(Showing(101).id)
+        assert await desk.reviewer.image(item.id) == str(number_of(item) - 1).encode()
 
     at_desk(tmp_path, scenario)
 
@@ -335,7 +343,7 @@ def test_a_label_that_is_none_is_refused_with_those_that_are(tmp_path: Path, lab
 def test_boxes_cannot_be_labelled_here(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         with pytest.raises(BadField, match="of kind 'detection', which cannot be labelled here"):
-            await desk.reviewer.label(1, "first")
+            await desk.reviewer.label(Showing(1).id, "first")
 
     at_desk(tmp_path, scenario, kind=task_kind("detection", ["car"], {}))
 
@@ -390,7 +398,7 @@ def test_blocks_older_than_an_opened_one_tell_nothing(tmp_path: Path) -> None:
         before = desk.file.read_bytes()
         for refused in (
             desk.page(block=0),
-            desk.reviewer.label(int(item.id), "first"),
+            desk.reviewer.label(item.id, "first"),
             desk.reviewer.certify(0, labels_checked=False),
         ):
             with pytest.raises(BadField, match="block 0: block 1 was opened; older ones tell nothing any more"):
@@ -459,7 +467,7 @@ def test_a_newer_block_without_checked_labels_takes_nothing_away(tmp_path: Path,
         before = desk.file.read_bytes()
         desk.audit(BLOCK, missing=BLOCK // 2)
         for item in (await desk.page()).items[RANDOM_IMAGES:] if label else ():
-            await desk.reviewer.label(int(item.id), label)
+            await desk.reviewer.label(item.id, label)
         assert (await desk.page()).block == 1
         assert desk.file.read_bytes() == before
 
@@ -496,12 +504,154 @@ def test_counts_take_numbers_and_sets_of_labels_their_names(
         (item,) = (await desk.page()).items
         assert item.choices == ("first", "second", "cannot_tell")
         assert sorted(str(each.label) for each in item.answers) == sorted(map(str, answers))
-        await desk.reviewer.label(1, label)
+        await desk.reviewer.label(Showing(1).id, label)
         audit = await desk.log.audit(1)
         assert audit is not None
         assert audit.losses == losses
         for wrong in ("neither", "many", {"trucks": 1}, ["horse"], -1):
-            with pytest.raises(BadField, match="audit 1 takes first, second, cannot_tell, or: label:"):
-                await desk.reviewer.label(1, wrong)
+            with pytest.raises(BadField, match=f"image {Showing(1).id} takes first, second, cannot_tell, or: label:"):
+                await desk.reviewer.label(Showing(1).id, wrong)
 
     at_desk(tmp_path, scenario, kind=kind)
+
+
+async def up_to_a_second_look(desk: Desk, say: Callable[[int, Any], Any]) -> ReviewItem:
+    """Label what waits until an image is listed for the second time."""
+    while True:
+        for item in (await desk.page(limit=40)).items:
+            if Showing.read(item.id).again:
+                return item
+            await desk.reviewer.label(item.id, say(desk.truths[number_of(item) - 1], item))
+
+
+def test_one_labelled_image_in_twenty_is_listed_again_after_others_as_an_item_of_its_own(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        seen = list[Showing]()
+        while items := (await desk.page(limit=40)).items:
+            for item in items:
+                seen.append(Showing.read(item.id))
+                await desk.reviewer.label(item.id, by_clicks(desk.truths[seen[-1].number - 1], item))
+        first, again = ([each.number for each in seen if each.again is later] for later in (False, True))
+        chosen = set[int]()
+        for number in first:
+            audit = await desk.log.audit(number)
+            if audit is not None and labelled_twice(audit.digest):
+                chosen.add(number)
+        assert 0.02 < len(chosen) / len(first) < 0.09
+        places = {each: place for place, each in enumerate(seen)}
+        assert set(again) <= chosen
+        assert chosen - set(again) <= set(first[-APART:])
+        assert all(places[Showing(each, again=True)] - places[Showing(each)] > APART for each in again)
+        page = await desk.page()
+        assert (page.repeated, page.contradictions) == (len(again), 0)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_the_second_look_has_an_order_of_the_answers_of_its_own(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> set[bool]:
+        desk.audit(BLOCK)
+        found = set()
+        await desk.label_all(by_clicks)
+        pairs: dict[int, list[ReviewItem]] = {}
+        for page in range(9):
+            for item in (await desk.page(labelled=True, offset=100 * page)).items:
+                pairs.setdefault(number_of(item), []).append(item)
+        for both in pairs.values():
+            if len(both) == 2 and len(both[0].answers) == 2:
+                found.add(both[0].answers == both[1].answers)
+        return found
+
+    assert at_desk(tmp_path, scenario) == {True, False}
+
+
+@pytest.mark.parametrize("second", ["cannot_tell", "other"])
+def test_labels_that_contradict_each_other_count_as_none_until_one_is_taken_back(tmp_path: Path, second: str) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(BLOCK)
+        await desk.label_all(by_clicks, pages=1)
+        item = await up_to_a_second_look(desk, by_clicks)
+        number = number_of(item)
+        same = by_clicks(desk.truths[number - 1], item)
+        other = next(each for each in ("neither", "first", "wrong", "right") if each in item.choices and each != same)
+        said = "cannot_tell" if second == "cannot_tell" else other
+        before = await desk.page()
+        assert (await desk.reviewer.label(item.id, said)).label == said
+        with pytest.raises(BadField, match="takes that back first"):
+            await desk.reviewer.label(item.id, same)
+        page = await desk.page()
+        assert (page.repeated, page.contradictions, page.labelled) == (before.repeated + 1, 1, before.labelled)
+        audit = await desk.log.audit(number)
+        assert audit is not None
+        assert audit.told is None
+        assert audit.losses is not None
+        for was, now in zip(before.targets, page.targets, strict=True):
+            assert now.to_best >= was.to_best
+        await desk.reviewer.label(item.id, None)
+        assert (await desk.page()).targets == before.targets
+        await desk.reviewer.label(item.id, same)
+        assert (await desk.page()).contradictions == 0
+        await desk.reviewer.label(Showing(number).id, None)
+        page = await desk.page()
+        assert (page.repeated, page.labelled) == (before.repeated, before.labelled - 1)
+        assert Showing(number).id in {each.id for each in page.items}
+
+    at_desk(tmp_path, scenario)
+
+
+def test_no_second_label_is_taken_of_an_image_that_gets_none(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(100)
+        for item in (await desk.page()).items:
+            with pytest.raises(NotFound, match="waits for a label"):
+                await desk.reviewer.label(Showing(number_of(item), again=True).id, "cannot_tell")
+        with pytest.raises(NotFound, match="waits for a label"):
+            await desk.reviewer.label("1", "first")
+
+    at_desk(tmp_path, scenario)
+
+
+def test_work_is_divided_between_people_until_what_they_were_given_has_waited_too_long(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        async def given(who: str) -> tuple[list[str], int]:
+            page = await desk.page(reviewer=who, limit=10)
+            return [item.id for item in page.items], page.waiting
+
+        desk.audit(BLOCK)
+        (one, waiting), (other, also) = await given("a"), await given("b")
+        assert waiting == also > 20
+        assert not set(one) & set(other)
+        assert (await given("a"))[0] == one, "one's own stays"
+        assert (await given(""))[0] == one, "who gives no name sees all"
+        await desk.reviewer.label(one[0], "cannot_tell")
+        desk.clock.advance(GIVEN_S - 1.0)
+        assert (await given("b"))[0] == other
+        assert (await given("c"))[0] != one
+        desk.clock.advance(2.0)
+        found, waiting = await given("c")
+        assert (found[0], waiting) == (one[1], also - 1)
+        assert (await given("d"))[0][0] not in one
+
+    at_desk(tmp_path, scenario)
+
+
+def test_boxes_are_listed_to_look_at(tmp_path: Path) -> None:
+    def written(number: int) -> dict[str, Any]:
+        found = {"label": "car", "index": 0, "confidence": 0.9, "box": [0.1, 0.1, 0.2 + number / 10, 0.5]}
+        return {"objects": [found] * number, "confidence": 0.9}
+
+    async def scenario(desk: Desk) -> None:
+        for number, differing in ((1, 0.0), (2, 0.5)):
+            assert desk.log.draw(0.0, b"", VERSIONS, b"image", 0.9, written(1)) == number
+            desk.log.settle(number, b"image", written(number), differing)
+        page = await desk.page()
+        (item,) = page.items
+        assert (item.kind, item.choices, page.random_needed, page.waiting) == ("disagreement", (), 0, 1)
+        assert {answer.text for answer in item.answers} == {"1 car", "2 car"}
+        assert {len(answer.label["objects"]) for answer in item.answers} == {1, 2}
+        assert item.image is not None
+        with pytest.raises(BadField, match="cannot be labelled here"):
+            await desk.reviewer.label(item.id, "first")
+
+    at_desk(tmp_path, scenario, kind=task_kind("detection", ["car"], {}))

@@ -43,7 +43,8 @@ def preflight(node: ServerProcess, origin: str, path: str = "/v1/classify", meth
 
 
 @pytest.mark.parametrize(
-    ("path", "method"), [("/v1/classify", "POST"), ("/v1/targets", "GET"), ("/v2/models/x/infer", "POST")]
+    ("path", "method"),
+    [("/v1/classify", "POST"), ("/v1/targets", "GET"), ("/v2/models/x/infer", "POST"), ("/v1/review/1", "DELETE")],
 )
 @pytest.mark.parametrize("origin", [SHOP, "http://192.168.1.7:3000"])
 def test_a_pre_flight_of_a_listed_origin_is_answered_without_a_key(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from edge.monitoring.labelling import Showing
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.client import Client
 from hawkvision.core.errors import BadField, Forbidden
@@ -115,6 +116,14 @@ def test_a_label_is_kept_and_can_be_taken_back(desk: Desk) -> None:
     assert desk.shown("labelled=true")["items"] == []
 
 
+def test_people_with_names_are_given_different_images(desk: Desk) -> None:
+    one, other = (desk.shown(f"limit=5&reviewer={name}") for name in ("one", "other"))
+    assert not {item["id"] for item in one["items"]} & {item["id"] for item in other["items"]}
+    assert one["waiting"] == other["waiting"] == desk.shown()["waiting"] > 10
+    refused = desk.ask("GET", f"/v1/review?reviewer={'x' * 65}")
+    assert (refused.status, "length <= 64" in refused.json["error"]) == (400, True)
+
+
 @pytest.mark.parametrize("scope", [scope for scope in Scope if scope is not Scope.REVIEW])
 def test_callers_images_need_a_key_for_review(desk: Desk, scope: Scope) -> None:
     for method, path in (("GET", ""), ("GET", "/1/image"), ("HEAD", "/1/image"), ("POST", "/1"), ("DELETE", "/1")):
@@ -133,15 +142,21 @@ def test_callers_images_need_a_key_for_review(desk: Desk, scope: Scope) -> None:
         ("GET", "?limit=101", None, 400, "query: Expected `int` <= 100"),
         ("GET", "?what=1", None, 400, "unknown field `what`"),
         ("GET", "?task=other", None, 404, "'other' is not served here"),
-        ("GET", "/1000/image", None, 404, "no image of 1000 is kept"),
-        ("GET", "/x/image", None, 404, "no audit 'x'"),
+        ("GET", f"/{Showing(1000).id}/image", None, 404, "is kept (any more)"),
+        ("GET", "/x/image", None, 404, "no image 'x'"),
         ("POST", "/1", b"", 400, "missing required field `label`"),
         ("POST", "/1", b"{", 400, "body:"),
         ("POST", "/1", {"label": "first", "more": 1}, 400, "unknown field `more`"),
         ("POST", "/1", {"label": None}, 400, "DELETE takes a label back"),
-        ("POST", "/1", {"label": "a cat of no kind"}, 400, "takes first, second, neither, cannot_tell, or: label"),
+        (
+            "POST",
+            f"/{Showing(1).id}",
+            {"label": "a cat of no kind"},
+            400,
+            "takes first, second, neither, cannot_tell, or: label",
+        ),
         ("POST", "/1", b'{"label": "' + b"x" * 70_000 + b'"}', 413, "more than 65536 bytes"),
-        ("POST", "/9999999", {"label": "first"}, 404, "no audit 9999999"),
+        ("POST", "/9999999", {"label": "first"}, 404, "no image '9999999'"),
         ("PUT", "/1", {"label": "first"}, 403, "needs a key that may operate"),
     ],
 )
