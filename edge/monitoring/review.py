@@ -478,6 +478,7 @@ class AuditReview:
         self._log.open(block)
         condition = self._condition(block, sample)
         rows, between = list(sample.rows.values()), pair.intermediate
+        streams = {audit.stream for audit in rows}
         names = (pair.edge, pair.best) if between is None else (pair.edge, between.name, pair.best)
         stages = [profile.stage(name) for name in names]
         site = SiteCertificates(
@@ -494,6 +495,7 @@ class AuditReview:
                 shrinks_images=profile.shrinks_images,
                 labels_checked=labels_checked,
                 design=design_sha256(profile, (pair,)),
+                stream=(streams.pop() or None) if len(streams) == 1 else None,
             ),
             stages=tuple(
                 SiteStage(name=each.name, fingerprint=each.fingerprint, temperature=each.temperature) for each in stages

@@ -31,12 +31,15 @@ class Source:
     """Time of the oldest; None where it is not known."""
     until: datetime | None = None
     """Time of the newest; None for those that came with the profile."""
+    stream: str | None = None
+    """See `SiteData.stream`."""
 
     @functools.cached_property
     def dates(self) -> Dates:
-        """Both in seconds since 1970. The times of a folder's files are no evidence that they are no older."""
+        """Times in seconds since 1970. Those of a folder's files are no evidence that its images are no older."""
         since = self.since if self.basis is Basis.REVIEW else None
-        return Dates(*(-math.inf if each is None else each.timestamp() for each in (since, self.until)))
+        begin, end = (-math.inf if each is None else each.timestamp() for each in (since, self.until))
+        return Dates(begin, end) if self.stream is None else Dates(begin, end, bytes.fromhex(self.stream))
 
 
 def source_of(profile: Profile, site: SiteCertificates | None) -> Source:
@@ -44,7 +47,7 @@ def source_of(profile: Profile, site: SiteCertificates | None) -> Source:
     if site is None:
         return Source(*profile.certified_on, Basis.SHIPPED)
     data = site.data
-    return Source(data.name, data.sha256, Basis(site.basis), data.labels, site.since, site.until)
+    return Source(data.name, data.sha256, Basis(site.basis), data.labels, site.since, site.until, data.stream)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ becomes one of every stage whose audits count while it stands, and ends when the
 
 *Restoration* is the same test in the other direction, on audits since the alarm: p < d against "E Z_k ≥ d_k". It
 must succeed for every claim at once, with at least `LEAST_RETURN` audits. The j-th has δ / 2^min(j, 3). An audit that
-is missing counts as a disagreement here. A certificate whose images are all later than the last alarm ends it, too.
+is missing counts as a disagreement here. A certificate whose images are all later than the last alarm ends the node's,
+too, and that of a stream or caller if they are all its own.
 
 *Whose evidence.* An audit counts in the logs of the stream that the request names, of its caller, and of the node. What
 is in alarm adds nothing to the logs around it, so that one bad camera suspends itself; where that is a tenth of the
@@ -126,6 +127,8 @@ class Dates(NamedTuple):
 
     since: float = -math.inf
     until: float = -math.inf
+    stream: bytes = NODE
+    """Key of the stream or caller that all of them are of; the node's if they are of several."""
 
 
 class LogState(msgspec.Struct):
@@ -482,9 +485,9 @@ class Monitor:
                 on_change(stream.key, stream)
             if self._in_force is not None:
                 stream.keep_only(self._in_force)
-            if stream is self.node:
+            if stream.key in {NODE, dates.stream}:
                 stream.lift(dates.since)
-            else:
+            if stream is not self.node:
                 (self._alarmed if stream.remembered else self._quiet)[stream.key] = stream
 
     def __len__(self) -> int:
@@ -511,14 +514,14 @@ class Monitor:
     def adopt(self, in_force: Collection[str], dates: Dates = Dates()) -> None:  # noqa: B008 - immutable
         """Put other claims in force, by name; `dates` of the images behind them.
 
-        That lifts the node's own alarm if it was raised before all of these images. Those of streams and callers stay:
-        nothing says that any of these images is theirs.
+        That lifts the node's own alarm if it was raised before all of these images, and that of a stream or caller if
+        all of them are its own, too. Other alarms stay: how these images fare says nothing about theirs.
         """
         self._in_force, self._dates = frozenset(in_force), dates
         for stream in list(self.all()):
             before = stream.alarm
             stream.keep_only(self._in_force)
-            if stream is self.node:
+            if stream.key in {NODE, dates.stream}:
                 stream.lift(dates.since)
             if stream.alarm == before:
                 self._place(stream)

@@ -37,6 +37,8 @@ class SiteData(_Strict, frozen=True):
     """The number of configurations compared on these images; δ was divided by it."""
     design: Sha256 | None = None
     """The `design_sha256` of the design, fixed before the images were opened."""
+    stream: Annotated[str, Meta(pattern=r"\A([0-9a-f]{2}){1,16}\Z")] | None = None
+    """Of audits: the key of the stream or caller, in hexadecimal, that all of them are of; None if of several."""
 
 
 class SiteStage(_Strict, frozen=True, kw_only=True):

@@ -46,7 +46,9 @@ class Desk:
             self.file if certificates else None, self.clock,
         )  # fmt: skip
 
-    def audit(self, n: int, *, missing: int = 0, versions: str = VERSIONS, u: float = 0.0) -> None:
+    def audit(
+        self, n: int, *, missing: int = 0, versions: str = VERSIONS, u: float = 0.0, stream: bytes = b"\x01"
+    ) -> None:
         """Audits of images like those of the profile, of which the first are missing."""
         rng = np.random.default_rng(len(self.truths) + 1)
         labels = rng.integers(0, 10, n)
@@ -57,7 +59,7 @@ class Desk:
         for place, (output, reference, score) in enumerate(zip(edge, best.tolist(), scores.tolist(), strict=True)):
             image, said = f"{len(self.truths)}".encode(), int(np.argmax(output))
             self.truths.append(int(labels[place]))
-            number = self.log.draw(u, b"\x01", versions, image, score, {"index": said})
+            number = self.log.draw(u, stream, versions, image, score, {"index": said})
             assert number == len(self.truths)
             answer = None if place < missing else {"index": reference}
             self.log.settle(number, image, answer, float(said != reference))
@@ -138,7 +140,7 @@ def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(
 
     at_desk(tmp_path, scenario)
     site = load_site(tmp_path / "certificates.json")
-    assert (site.basis, site.data.n) == ("review", BLOCK)
+    assert (site.basis, site.data.n, site.data.stream) == ("review", BLOCK, "01")
     route = Policy(PROFILE, "small", "large", site=site).route(MaxAccuracyDrop(0.05))
     assert route.guarantee.status is AccuracyStatus.CERTIFIED
     assert route.threshold == threshold_value(
@@ -164,6 +166,18 @@ def test_a_block_that_is_whole_and_of_one_version_certifies_more_than_one_that_i
     else:
         assert {target.delta for target in after.targets} == set(parts(1))
         assert to_best(after)[0.05] < to_best(before)[0.05]
+
+
+def test_certificates_say_whose_the_audits_are_if_they_are_of_one_stream_alone(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> list[str | None]:
+        said = []
+        for more, stream in ((FEWEST, b"\x02"), (1, b"\x01")):
+            desk.audit(more, stream=stream)
+            await desk.reviewer.certify(None, labels_checked=False)
+            said.append(load_site(desk.file).data.stream)
+        return said
+
+    assert at_desk(tmp_path, scenario) == ["02", None]
 
 
 def test_the_order_of_answers_does_not_say_whose_they_are(tmp_path: Path) -> None:

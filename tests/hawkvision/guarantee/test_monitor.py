@@ -191,6 +191,21 @@ def test_no_certificate_ends_the_alarm_of_a_stream(restarts: bool) -> None:
     assert not node.watched("me").suspended
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(("first", "whose", "ended"), [(0.5, "yard", True), (0.0, "yard", False), (0.5, "door", False)])
+def test_a_certificate_from_later_images_of_a_stream_alone_ends_its_alarm(
+    restarts: bool, first: float, whose: str, ended: bool
+) -> None:
+    node = Node()
+    node.suspend("me", "yard")
+    dates = Dates(2e9 + first, 2e9 + 200.0, node.watched("me", whose).logs[0].key)
+    if restarts:
+        node = node.restarted(dates=dates, profile="q")
+    else:
+        node.monitor.adopt({"q/edge"}, dates)
+    assert node.watched("me", "yard").suspended is not ended
+
+
 def test_an_alarm_before_the_clock_was_set_is_ended_by_no_certificate() -> None:
     node = Node(wall=60.0)
     node.monitor.node.suspend(node.monitor._now)
