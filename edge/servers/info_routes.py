@@ -74,18 +74,14 @@ def pages(frontend: Frontend, *, page: bool) -> Starlette:
             Route("/v1/tasks", tasks, methods=get),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
-            *review_routes.routes(frontend),
+            *review_routes.routes(review_routes.reviewers(frontend)),
             Route("/metrics", exposition, methods=get),
             Route("/openapi.json", schema, methods=get),
             Route("/docs", docs, methods=get),
             *(page_files.routes(frontend.browsers) if page else ()),
             Mount("/docs", StaticFiles(directory=openapi.SWAGGER_UI)),
         ],
-        exception_handlers={
-            HTTPException: _on_http_error,
-            HawkVisionError: _on_refusal,
-            Exception: _on_defect,
-        },
+        exception_handlers=HANDLERS,
     )
     # A redirect would send the caller's own Host header back; a wrong path is not found.
     rest.router.redirect_slashes = False
@@ -123,3 +119,7 @@ async def _healthz(_: Request) -> Response:
 
 async def _ping(_: Request) -> Response:
     return _json({"success": True})
+
+
+HANDLERS: Final = {HTTPException: _on_http_error, HawkVisionError: _on_refusal, Exception: _on_defect}
+"""What answers each error of a route."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -69,14 +70,20 @@ OPERATIONS: Final = (
 """Method, path, summary, name, and the types of query, body and answer, for the description of the API."""
 
 
-def routes(frontend: Frontend) -> list[Route]:
-    """The routes, for this front end."""
+def reviewers(frontend: Frontend) -> Callable[[str | None], Reviewer]:
+    """The review of each task of a node; None is the first."""
 
     def reviewer(task: str | None) -> Reviewer:
         node = frontend.ready_tasks().node(task)
         if node.reviewer is None:
             raise NotFound(f"task {node.task!r} has no audits: this node has no datacenter, or another policy")
         return node.reviewer
+
+    return reviewer
+
+
+def routes(reviewer: Callable[[str | None], Reviewer]) -> list[Route]:
+    """The routes, for the review of each task."""
 
     async def show(request: Request) -> Response:
         asked = _query(request, ReviewQuery)

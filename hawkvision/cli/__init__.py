@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from hawkvision.cli import certification, classify, models, own_models, servers, tools
 from hawkvision.cli.options import remember_places
+from hawkvision.cli.review import command as review
 from hawkvision.core import __version__, command_line, logs
 from hawkvision.core.command_line import Group
 from hawkvision.core.errors import HawkVisionError
@@ -78,6 +79,7 @@ COMMANDS: Final = Group(
             "models": MODELS,
             "calibrate": certification.calibrate,
             "certify": certification.certify,
+            "review": review.review,
             "fpga": tools.FPGA,
             "plan": tools.PLAN,
         },
@@ -86,7 +88,7 @@ COMMANDS: Final = Group(
     _before,
 )
 """Every command of `hawkvision`."""
-RUN_GRAPHS: Final = ("models", "calibrate", "certify", "fpga", "plan")
+RUN_GRAPHS: Final = ("models", "calibrate", "certify", "review", "fpga", "plan")
 """Commands that load or run users' graphs."""
 
 

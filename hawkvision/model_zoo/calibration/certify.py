@@ -7,7 +7,8 @@ so all of the site's images serve for certification only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hawkvision.cascade.certification.predictions import (
+    Scored,
     StagePredictions,
     accuracies,
     in_random_order,
+    make_evidence,
     measure_accuracy,
     select,
 )
@@ -30,21 +33,20 @@ from hawkvision.cascade.certification.site_certificates import SiteCertificates,
 from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.guarantee.evidence import Flags
+from hawkvision.guarantee.evidence import Evidence, Flags
 from hawkvision.guarantee.labels import LabelNeed, harder, label_needs, neither_oftener
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
     FEWEST_IMAGES,
     check_unseen,
     edge_predictions,
-    pair_evidence,
     share_of_delta,
     stages_by_tier,
     to_replace,
 )
 from hawkvision.model_zoo.calibration.evidence import LabelReading, check_enough, clean_images, read_evidence
 from hawkvision.model_zoo.calibration.label_check import Wish, check_labels, checkable, random_images, write_list
-from hawkvision.model_zoo.calibration.model_runner import AnyImages, CascadePredictions, run_stages
+from hawkvision.model_zoo.calibration.model_runner import AnyImages, run_stages
 from hawkvision.models.datasets import Annotation, image_times, read_unlabelled
 from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.image_sets.labels_file import read_labels
@@ -108,41 +110,131 @@ def certify_site(
     Raises:
         HawkVisionError: for bad data, too few images, missing models, or a profile made for other models.
     """
+    cascade = load_cascade(task, edges, profile, models)
+    kind = cascade.kind
+    if to_label is not None and not kind.one_class:
+        raise ConfigError(no_list(kind, "--to-label"))
+    images, truths = _site_images(data, cascade, models, reading, labels, labelled=labelled)
+    site = run_site(cascade, data, images, out, delta=delta, compared=compared, cache=cache)
+    certification = site.certification(truths)
+    made, checked = site.write(certification, str(labels or data), labels_checked=labels_checked, now=now)
+    wishes = [certification.wish(pair) for pair in site.profile.pairs] if kind.one_class else []
+    listed = 0
+    if to_label is not None:
+        listed = write_list(to_label, kind, images, truths, random_images(images, site.answers.chosen), wishes)
+    return SiteRun(made, checked, {wish.below[0].name: wish.needs for wish in wishes}, listed)
+
+
+class Cascade(NamedTuple):
+    """A task with the profile whose pairs are certified."""
+
+    manifest: Manifest
+    kind: TaskKind[Any]
+    profile: Profile
+
+
+def load_cascade(task: str, edges: Sequence[str], profile: Path | None, models: Path) -> Cascade:
+    """The pairs of these edge stages; all pairs of the profile if none is given. `profile` None means the task's own.
+
+    Raises:
+        HawkVisionError: if something is missing or malformed.
+    """
     manifest = load_manifest(task, models)
     kind = load_kind(manifest, models)
     known = load_profile_of(manifest, models, profile)
     known = msgspec.structs.replace(known, pairs=tuple(_pairs_of(known, edges)))
-    if to_label is not None and not kind.one_class:
-        raise ConfigError(_no_list(kind, "--to-label"))
-    images, truths = _site_images(data, kind, manifest, models, reading, labels, labelled=labelled)
     known.check_labels(kind.labels)
-    check_unseen(known, images, compared, str(data))
-    design = design_sha256(known, known.pairs)
-    openings = _openings_of(out, design, images.sha256)
-    edge, datacenter = _stages_of(known)
+    return Cascade(manifest, kind, known)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the stages of a cascade answer to a site's images."""
+
+    kind: TaskKind[Any]
+    chosen: NDArray[np.intp]
+    """The images, rising; those that are evidence."""
+    edge: Mapping[str, StagePredictions]
+    """By each stage that edge nodes run, as they do."""
+    datacenter: Mapping[str, StagePredictions]
+
+    def below(self, name: str) -> StagePredictions:
+        """By a stage below the reference stage."""
+        return self.edge[name] if name in self.edge else self.datacenter[name]
+
+
+def run_site(
+    cascade: Cascade, data: Path, images: AnyImages, out: Path, *, delta: float = DELTA, compared: int = 1, cache: Path
+) -> Site:
+    """Run the cascade's stages on a site's images, for certificates at `out`.
+
+    Raises:
+        HawkVisionError: if there are too few images, or they served the design; for missing models, or a profile made
+            for other models.
+    """
+    manifest, kind, profile = cascade
+    check_enough(data, images, FEWEST_IMAGES)
+    if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
+        raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
+    check_unseen(profile, images, compared, str(data))
+    openings = _openings_of(out, design_sha256(profile, profile.pairs), images.sha256)
+    edge, datacenter = _stages_of(profile)
     for name in (*edge, *datacenter):
-        _check_fingerprint(known, manifest, name)
-    chosen = clean_images(images)
-    predictions = run_stages(
-        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=known.shrinks_images, cache=cache,
-        chosen=chosen,
+        _check_fingerprint(profile, manifest, name)
+    found = run_stages(
+        kind, manifest, images, edge=edge, datacenter=datacenter, shrink=profile.shrinks_images, cache=cache,
+        chosen=clean_images(images),
     )  # fmt: skip
-    share = share_of_delta(delta, openings, compared)
-    interval = share_of_delta(DELTA, openings, compared)
-    certification = _SiteCertification(known, predictions, images, truths, share, interval)
-    checked = certification.check(str(labels or data), confirmed=labels_checked)
-    described = SiteData(
-        name=images.name, sha256=images.sha256, n=len(chosen), labels=certification.labels,
-        labels_checked=labels_checked, openings=openings, compared=compared, design=design,
-        shrinks_images=known.shrinks_images,
-    )  # fmt: skip
-    site = certification.certificates(described, *image_times(data, now or datetime.now(UTC)))
-    wishes = [certification.wish(pair) for pair in known.pairs] if kind.one_class else []
-    listed = 0
-    if to_label is not None:
-        listed = write_list(to_label, kind, images, truths, random_images(images, chosen), wishes)
-    write_atomic(out, dump(site))
-    return SiteRun(site, checked, {wish.below[0].name: wish.needs for wish in wishes}, listed)
+    answers = Answers(
+        kind,
+        found.chosen,
+        {name: edge_predictions(profile, name, found) for name in edge},
+        {name: found.served(name) for name in datacenter},
+    )
+    return Site(profile, answers, data, images, out, openings, delta, compared)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A site's images, and what stages answer to them: all that its certificates rest on but labels."""
+
+    profile: Profile
+    answers: Answers
+    data: Path
+    images: AnyImages
+    out: Path
+    openings: int
+    """How often these images were opened for a design, with this time."""
+    delta: float
+    compared: int
+
+    @property
+    def share(self) -> float:
+        """The part of δ that may be spent."""
+        return share_of_delta(self.delta, self.openings, self.compared)
+
+    def certification(self, truths: Sequence[Truth | None]) -> SiteCertification:
+        """With these labels; None where there is none."""
+        interval = share_of_delta(DELTA, self.openings, self.compared)
+        return SiteCertification(self.profile, self.answers, self.images, truths, self.share, interval)
+
+    def write(
+        self, certification: SiteCertification, where: str, *, labels_checked: bool, now: datetime | None = None
+    ) -> tuple[SiteCertificates, dict[str, MeasuredAccuracy]]:
+        """Write the certificates, if labels from `where` may be believed; with the accuracies of `check`.
+
+        Raises:
+            ConfigError: as `SiteCertification.check`.
+        """
+        checked = certification.check(where, confirmed=labels_checked)
+        described = SiteData(
+            name=self.images.name, sha256=self.images.sha256, n=len(self.answers.chosen), labels=certification.labels,
+            labels_checked=labels_checked, openings=self.openings, compared=self.compared,
+            design=design_sha256(self.profile, self.profile.pairs), shrinks_images=self.profile.shrinks_images,
+        )  # fmt: skip
+        made = certification.certificates(described, *image_times(self.data, now or datetime.now(UTC)))
+        write_atomic(self.out, dump(made))
+        return made, checked
 
 
 def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
@@ -160,8 +252,7 @@ def _pairs_of(profile: Profile, edges: Sequence[str]) -> list[Pair]:
 
 def _site_images(
     data: Path,
-    kind: TaskKind[Any],
-    manifest: Manifest,
+    cascade: Cascade,
     models: Path,
     reading: LabelReading,
     labels: Path | None,
@@ -171,29 +262,31 @@ def _site_images(
     """The site's images, and the label of each; None where there is none.
 
     Raises:
-        ConfigError: if they cannot be read, are too few, or are those that the cascade was trained on.
+        ConfigError: if they cannot be read.
     """
+    manifest, kind, _ = cascade
     images: AnyImages
     truths: Sequence[Truth | None]
     if labels is not None:
         if not labelled:
             raise ConfigError("--labels and --unlabelled contradict each other; expected one of them")
         if not kind.one_class:
-            raise ConfigError(_no_list(kind, "--labels"))
+            raise ConfigError(no_list(kind, "--labels"))
         images = read_unlabelled(data)
         numbers = class_numbers(kind.labels) | directory_classes(kind.labels, models / manifest.task, reading.class_map)
-        classes = read_labels(labels, images, numbers)
-        truths = [None if each is None else kind.truth(Annotation(np.array([each]))) for each in classes]
+        truths = truths_of(kind, read_labels(labels, images, numbers))
     elif labelled:
         evidence = read_evidence(data, kind, manifest, models, reading)
         images, truths = evidence.images, evidence.truths
     else:
         images = read_unlabelled(data)
         truths = [None] * len(images)
-    check_enough(data, images, FEWEST_IMAGES)
-    if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
-        raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
     return images, truths
+
+
+def truths_of(kind: TaskKind[Any], classes: Iterable[int | None]) -> list[Truth | None]:
+    """Labels as the kind's losses take them, of the class of each image."""
+    return [None if each is None else kind.truth(Annotation(np.array([each]))) for each in classes]
 
 
 def _openings_of(out: Path, design: str, sha256: str) -> int:
@@ -225,31 +318,36 @@ def _check_fingerprint(profile: Profile, manifest: Manifest, name: str) -> None:
         )
 
 
-class _SiteCertification:
-    """The site's images and the predictions of the profile's stages for them."""
+class SiteCertification:
+    """The certificates of a site's images with some labels."""
 
     def __init__(
         self,
         profile: Profile,
-        predictions: CascadePredictions,
+        answers: Answers,
         images: AnyImages,
         truths: Sequence[Truth | None],
         delta: float,
         interval_delta: float,
     ) -> None:
-        """Take what was run; accuracies get intervals at confidence 1 − `interval_delta`."""
+        """Take what was answered; accuracies get intervals at confidence 1 − `interval_delta`."""
         self._profile = profile
-        self._predictions = predictions
-        self._kind = predictions.kind
+        self._answers = answers
+        self._kind = answers.kind
         self._images = images
         self._truths = truths
         self._delta = delta
         self._interval_delta = interval_delta
-        self._chosen = in_random_order(predictions.chosen)
-        self._edge, self._datacenter = _stages_of(profile)
-        self._evidence = {
-            pair.edge: pair_evidence(profile, pair, predictions, truths, self._chosen) for pair in profile.pairs
-        }
+        self._chosen = in_random_order(answers.chosen)
+        self._evidence = {pair.edge: self._evidence_on(pair) for pair in profile.pairs}
+
+    def _evidence_on(self, pair: Pair) -> Evidence:
+        between = pair.intermediate
+        return make_evidence(
+            self._kind, Scored(self._answers.edge[pair.edge], pair.score), self._answers.datacenter[pair.best],
+            self._truths, self._chosen,
+            None if between is None else Scored(self._answers.datacenter[between.name], between.score),
+        )  # fmt: skip
 
     def check(self, where: str, *, confirmed: bool) -> dict[str, MeasuredAccuracy]:
         """Check the labels; the accuracy of each stage on the images that they were checked on.
@@ -259,10 +357,10 @@ class _SiteCertification:
         """
         if not self._labelled.any():
             return {}
-        checked = checkable(self._images, self._truths, self._predictions.chosen, where)
+        checked = checkable(self._images, self._truths, self._answers.chosen, where)
         found: dict[str, MeasuredAccuracy] = {}
         for pair in self._profile.pairs:
-            best, below = self._predictions.served(pair.best), self._below(pair)
+            best, below = self._answers.datacenter[pair.best], self._below(pair)
             check_labels(self._kind, below, best, self._truths, in_random_order(checked), where)
             for stage in (*below, best):
                 found[stage.name] = self._accuracy(stage, in_random_order(checked))
@@ -286,13 +384,7 @@ class _SiteCertification:
 
     def _below(self, pair: Pair) -> list[StagePredictions]:
         """The stages below a pair's reference stage."""
-        return [self._served(name) for name in _names_of(pair)[:-1]]
-
-    def _served(self, name: str) -> StagePredictions:
-        """A stage below the reference stage, in the tier that runs it."""
-        if name in self._edge:
-            return edge_predictions(self._profile, name, self._predictions)
-        return self._predictions.served(name)
+        return [self._answers.below(name) for name in _names_of(pair)[:-1]]
 
     def _accuracy(self, stage: StagePredictions, chosen: NDArray[np.intp]) -> MeasuredAccuracy:
         right = accuracies(self._kind, stage.of(chosen), select(self._truths, chosen))
@@ -317,9 +409,9 @@ class _SiteCertification:
         stage = self._profile.stage(name)
         accuracy = sent = None
         if self._labelled.all():
-            accuracy = self._accuracy(self._served(name), self._chosen) if name in self._edge else None
-            served = name in self._datacenter
-            sent = self._accuracy(self._predictions.served(name), self._chosen) if served else None
+            edge, served = self._answers.edge.get(name), self._answers.datacenter.get(name)
+            accuracy = None if edge is None else self._accuracy(edge, self._chosen)
+            sent = None if served is None else self._accuracy(served, self._chosen)
         return SiteStage(
             name=name,
             fingerprint=stage.fingerprint,
@@ -350,11 +442,12 @@ class _SiteCertification:
         found = label_needs(
             evidence, paths_of(pair), TESTED_DROPS, self._delta, lambda step: expected_cost(costs, step)
         )
-        reference = self._predictions.served(pair.best)
+        reference = self._answers.datacenter[pair.best]
         return Wish(self._below(pair), reference, found, evidence.edge.scores, self._chosen)
 
 
-def _no_list(kind: TaskKind[Any], option: str) -> str:
+def no_list(kind: TaskKind[Any], option: str) -> str:
+    """Why `option` is not for tasks of this kind."""
     return (
         f"{option} is for tasks whose label is one class; a label of kind {kind.name!r} says more than a line of a CSV "
         "file can: give labelled images as --data"

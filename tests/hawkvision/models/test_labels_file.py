@@ -34,6 +34,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> UnlabelledImages:
         ('label,answer_1,file\ncat,dog,"d,e.jpg"\n,dog,a.jpg\n', {"d,e.jpg": 0}),
         ("file,label\ncopy.jpg,dog\na.jpg,1\n", {"a.jpg": 1}),
         ("file,label\na.jpg,e\u0301gal\n", {"a.jpg": 2}),
+        ("file,label\na.jpg,neither\nb c.jpg,cannot_tell\n", {"a.jpg": 3}),
+        ('file,label,again\na.jpg,cat,0\nb c.jpg,cat,dog\n"d,e.jpg",cat,cannot_tell\n', {"a.jpg": 0}),
     ],
 )
 def test_labels_are_those_of_the_rows(
@@ -54,6 +56,8 @@ def test_labels_are_those_of_the_rows(
         ("file,label\n" + "z.jpg,cat\n" * 9, r"9 rows .*line 6: .*; and 4 more; expected names"),
         ("file,label\na.jpg,cat\ncopy.jpg,dog\n", r"line 3: 'copy.jpg', or a copy of it, has another label above"),
         ("file,label\na.jpg,\n", "no row has a label"),
+        ("file,label\na.jpg,cannot_tell\n", "no row has a label"),
+        ("file,label,again\na.jpg,cat,cow\n", "line 2: 'cow' is no class"),
         ("name,label\na.jpg,cat\n", r"columns file,label, got \['name', 'label'\]"),
         ("", "columns file,label"),
         ('file,label\n"a.jpg,cat\n', "expected a CSV file"),

@@ -1,0 +1,1 @@
+"""`hawkvision review`: people label a folder of images on their own machine, and certificates come of it."""
