@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import msgspec
 
+from edge.monitoring.kept_written import KeptWritten
 from hawkvision.core.errors import MALFORMED
 from hawkvision.guarantee.review import BLOCK, block_of, for_label_check
 
@@ -41,7 +42,6 @@ MOST_OPENINGS: Final = 1024
 """Blocks of which it is remembered that they were opened."""
 MOST_UNWRITTEN_BYTES: Final = 40_000_000
 """Bytes of images that wait to be written; further ones are not kept."""
-WRITE_INTERVAL_S: Final = 2.0
 DAY_S: Final = 86_400.0
 
 _SCHEMA: Final = """
@@ -146,8 +146,7 @@ class EvidenceLog:
         self._open: dict[int, Audit] = {}
         """The audits of this run that are not settled."""
         self._complaint = ""
-        self._stopping = asyncio.Event()
-        self._writer = asyncio.create_task(self._keep_writing())
+        self._kept = KeptWritten(self.write)
 
     @property
     def last(self) -> int:
@@ -285,9 +284,7 @@ class EvidenceLog:
 
     async def close(self) -> None:
         """Write what is not written yet, and close the file."""
-        self._stopping.set()
-        await self._writer
-        await self.write()
+        await self._kept.close()
         if not self._unwritten:
             with contextlib.suppress(sqlite3.Error):  # then the next start begins a block
                 await asyncio.to_thread(self._connection.execute, "PRAGMA user_version = 0")
@@ -298,13 +295,6 @@ class EvidenceLog:
     def _execute(self, statement: str, audit: Audit, number: int) -> None:
         with self._turn:
             self._connection.execute(statement, (msgspec.json.encode(audit), number))
-
-    async def _keep_writing(self) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_INTERVAL_S):
-                    await self._stopping.wait()
-            await self.write()
 
     def _store(self, rows: list[tuple[int, bytes]], images: dict[int, bytes]) -> None:
         with self._turn:

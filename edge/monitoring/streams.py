@@ -8,7 +8,6 @@ An alarm in one of the three suspends all targets of the image (`hawkvision.guar
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final
 
+from edge.monitoring.kept_written import KeptWritten
 from edge.monitoring.state_store import StateError, StateFile, encode_state
 from edge.monitoring.stream_keys import stream_key
 from hawkvision.cascade.route import Controls
@@ -26,8 +26,6 @@ from hawkvision.guarantee.monitor import NODE, UNWATCHED, Dates, Monitor, Stream
 
 log = logging.getLogger("hawkvision.edge")
 
-WRITE_INTERVAL_S: Final = 2.0
-"""A crash loses the evidence of so long, and no alarm."""
 BATCH: Final = 64
 """States encoded at once, so that the event loop is held for a millisecond at most."""
 
@@ -70,7 +68,6 @@ class Streams:
         self._complaint = ""
         self._changed: dict[bytes, Stream | None] = {}
         """What is to be written to the file; None is to be deleted from it."""
-        self._stopping = asyncio.Event()
         self.monitor = Monitor(
             limit, audit_share, clock.now, draws.random, on_change=self._note, on_turn=self._turned, in_force=in_force,
             dates=dates, states=self._read(), wall=wall,
@@ -80,7 +77,8 @@ class Streams:
             log.warning("guarantee suspended: %d streams have been since before this start", suspended)
         metrics.streams.labels(task).set_function(self.monitor.__len__)
         metrics.streams_suspended.labels(task).set_function(lambda: sum(stream.alarm for stream in self.monitor.all()))
-        self._writer = asyncio.create_task(self._keep_writing()) if file else None
+        self._kept = None if file is None else KeptWritten(self.write)
+        """A crash loses the evidence of two seconds, and no alarm."""
 
     def watched(
         self, stream: str | None, controls: Controls | None, caller: str = "", counted_as: str | None = None
@@ -124,12 +122,9 @@ class Streams:
     async def close(self) -> None:
         """Write what is not written yet, and close the file."""
         self._transitions.close()
-        if self._file is None or self._writer is None:
-            return
-        self._stopping.set()
-        await self._writer
-        await self.write()
-        await asyncio.to_thread(self._file.close)
+        if self._file is not None and self._kept is not None:
+            await self._kept.close()
+            await asyncio.to_thread(self._file.close)
 
     def _read(self) -> dict[bytes, StreamState]:
         if self._file is None:
@@ -176,14 +171,6 @@ class Streams:
 
     def _encoded(self, stream: Stream | None) -> bytes | None:
         return None if stream is None else encode_state(self.monitor.kept(stream))
-
-    async def _keep_writing(self) -> None:
-        while not self._stopping.is_set():
-            # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_INTERVAL_S):
-                    await self._stopping.wait()
-            await self.write()
 
     def _failed(self, operation: str, error: Exception) -> None:
         # Logged once, not for every write while a disk is full. The metric counts them all.
