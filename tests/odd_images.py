@@ -206,16 +206,8 @@ def odd_jpegs(pixels: Pixels) -> dict[str, Odd]:
         "no end, progressive": (progressive[:-2], progressive),
         "a tag for an end, progressive": (progressive[:-2] + b"0123456789", progressive),
         "zeros between scans": (progressive.replace(b"\xff\xda", bytes(3) + b"\xff\xda"), progressive),
-        "zeros behind scans": (
-            progressive[: scan_start(progressive)]
-            + progressive[scan_start(progressive) :].replace(b"\xff\xc4", bytes(40) + b"\xff\xc4"),
-            progressive,
-        ),
-        "stray bytes behind scans": (
-            progressive[: scan_start(progressive)]
-            + progressive[scan_start(progressive) :].replace(b"\xff\xc4", b"\x5a" * 40 + b"\xff\xc4"),
-            progressive,
-        ),
+        "zeros behind scans": (_behind_scans(progressive, bytes(40)), progressive),
+        "stray bytes behind scans": (_behind_scans(progressive, b"\x5a" * 40), progressive),
         "zeros between segments": (before_segment(before_segment(plain, 0xDB, bytes(5)), 0xC4, bytes(1)), plain),
         "stray bytes between segments": (before_segment(plain, 0xC0, b"stray"), plain),
         "stray stuffing between segments": (before_segment(plain, 0xC0, b"\xff\0\xff\0\0"), plain),
@@ -247,6 +239,11 @@ def odd_jpegs(pixels: Pixels) -> dict[str, Odd]:
         padded = renumbered(between_restarts(restarting, lambda i, piece: piece + bytes(i % 4)), lambda i: 5)
         found[f"{factors}, and all else"] = Odd(padded[:-2], sampled_jpeg(pixels, factors))
     return found
+
+
+def _behind_scans(body: bytes, stray: bytes) -> bytes:
+    start = scan_start(body)
+    return body[:start] + body[start:].replace(b"\xff\xc4", stray + b"\xff\xc4")
 
 
 def _height_later(body: bytes) -> bytes:

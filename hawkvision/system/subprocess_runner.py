@@ -105,7 +105,6 @@ def run(
 
     # A SIGTERM that raises (`exit_on_sigterm`) is held back until the clean-up below is in place.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
     parent = os.getpid()
 
     def limit() -> None:

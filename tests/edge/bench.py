@@ -181,19 +181,17 @@ async def bench(
     limits = DecodingLimits(task, DecodingScales([SPEC], max_pixels, max_pixels), metrics)
     limits.divide(divided(256 * 1024 * 1024, None))
     pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=limits.memory)
-    datacenter = None
-    if peer:
-        datacenter = DatacenterClient(
-            Ingress(peer.url, connections=connections), kind, clock,
-            transport=transport, reducer=ImageReducer(reducer, limits), metrics=metrics.link(task),
-        )  # fmt: skip
+    datacenter = None if peer is None else DatacenterClient(
+        Ingress(peer.url, connections=connections), kind, clock,
+        transport=transport, reducer=ImageReducer(reducer, limits), metrics=metrics.link(task),
+    )  # fmt: skip
     file = StateFile(state_file) if state_file else None
     versions = CertifiedVersions({"small": SHA, "medium": SHA, "large": SHA})
     certification = Certification(profile, policy, versions, stage.temperature, policy.pair.score)
-    draws = random.Random(1)
     streams = Streams(
-        task, max_streams, audit_share, metrics, file, clock, draws, policy.claims_in_force, policy.source.dates, wall
-    )
+        task, max_streams, audit_share, metrics, file, clock, random.Random(1), policy.claims_in_force,
+        policy.source.dates, wall,
+    )  # fmt: skip
     components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
     executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)
     kept = None if evidence is None else evidence()

@@ -13,8 +13,8 @@ import pytest
 from hawkvision.cascade.certification.profile import Profile
 from tests.hawkvision.cascade.synthetic import make_profile
 
-TWO = "af7f3905ba41b728b786c5bdcc437654c4e57a412d6e38cce5705d040878b36e"
-THREE = "7c3db340ce44213b9fb819f1df3ccdfcface2cb520727137a95b8e2803c5fd0d"
+TWO = "ae626a42370f18f8d167b76dec7e1bda0149ba994d140409089b06f3b554db58"
+THREE = "956266ec2c63db974c9a3a96f9ebfab14ecdee656486055160eaa133ecbc09ef"
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,6 @@ class PathStep(_Strict, frozen=True, kw_only=True):
 class Condition(_Strict, frozen=True, kw_only=True):
     """Certificates of whole images, the caller's own bytes."""
 
-    min_received_fraction: Fraction
     balanced: Certificate
     fast: Certificate
     certificates: tuple[Certificate, ...]

@@ -240,7 +240,6 @@ def certify_condition(
         kept = msgspec.structs.replace(planned, basis="profile")
     least = 0.0 if evidence.binary else least_drop(len(evidence), delta / len(paths), binary=False)
     return Condition(
-        min_received_fraction=1.0,
         balanced=kept,
         fast=write_certificate(evidence, never, bound, delta, bounds_drop=bounds_drop),
         certificates=tuple(certified(drop) for drop in TESTED_DROPS if drop >= least),

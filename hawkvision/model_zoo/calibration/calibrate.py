@@ -6,7 +6,7 @@ evaluate` tests the guarantees on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hawkvision.cascade.certification.balanced import Certifying
 from hawkvision.cascade.certification.predictions import Split, StagePredictions, in_random_order
 from hawkvision.cascade.certification.profile import (
     TESTED_DROPS,
@@ -107,14 +106,12 @@ def calibrate(
             "none" certifies two levels only.
         seed: of the split into profile, certification and held-out images.
         backend: what runs the models.
-        datagram: whether to measure images that crossed a lossy link as well, which takes some twenty times as long.
-            Images of a few kilobytes do not need it: they arrive whole or not at all.
+        datagram: whether to measure images that crossed a lossy link, too, for images of more than a few kilobytes.
         certify_data: labelled images used for certification only; None means a part of `data`, drawn by seed.
         compared: configurations that were ever compared on the certification images; δ is divided by it.
         allow_worse: whether the reference stage may be measurably worse than a stage below it.
         reading: how to read the labels, and what to do with images that a model was trained on.
-        models: the folder of manifests.
-        cache: the folder of built models.
+        models, cache: the folders of manifests and of built models.
 
     Raises:
         HawkVisionError: for bad data, labels that cannot be right, unknown or missing models, or too few images.
@@ -128,34 +125,25 @@ def calibrate(
     if certify_data is not None and compared > 1:
         raise ConfigError("--compared is for images that served the design; those of --certify-data did not")
     certifying = None if certify_data is None else read_certifying(certify_data, kind, manifest, models, reading)
-    common = 0 if certifying is None else shared(certifying.images.bodies, digests_of(images.bodies))
-    if common:
-        raise ConfigError(
-            f"{certify_data}: {common} of the images are in --data; expected others, used for nothing else"
-        )
+    if certifying is not None and (common := shared(certifying.images.bodies, digests_of(images.bodies))):
+        raise ConfigError(f"{certify_data}: {common} of the images are in --data; expected others")
     split = split_images(manifest, images, seed, fit_on_trained=reading.trained is TrainedImages.FIT)
     edges, best = tuple(edges) or manifest.cascade.edge, best or manifest.best
     between = intermediate_stage(manifest, best, intermediate)
-    models_now = {name: manifest.fingerprint(name) for name in (*edges, best, *(() if between is None else (between,)))}
     before = _replaced(out, task)
-    openings = _openings_of(before, images.sha256, models_now, seed)
+    openings = _openings_of(before, images.sha256, manifest, (*edges, best, between), seed)
     delta = share_of_delta(DELTA, openings, compared)
     opened = None if before is None or certifying is None else before.use("certify", certifying.images.sha256)
-    others = None if certifying is None else to_come(certifying, opened)
-    measuring = _Measuring(kind, manifest, evidence, split, seed, backend, cache, delta, allow_worse, others)
-    profile = measuring.profile(edges, best, between, datagram=datagram)
+    cascade = _Measuring(kind, manifest, evidence, split, seed, backend, cache, delta, allow_worse, certifying, opened)
+    profile = cascade.profile(edges, best, between, datagram=datagram)
     if certifying is None:
         uses = _uses(images, split, compared, openings, design_sha256(profile, profile.pairs))
         profile = msgspec.structs.replace(profile, uses=uses)
     else:
-        if opened is not None:
-            profile = msgspec.structs.replace(profile, uses=(*designing(profile), opened))
-        profile = certified_anew(
-            profile, kind, manifest, certifying, allow_worse=allow_worse, backend=backend, cache=cache
-        )
+        profile = cascade.certified(profile, certifying)
     write_profile(profile, manifest, models, out)
-    held_out = HeldOut(images.sha256, split.held_out.tolist())
-    write_atomic(out.with_name("held_out.json"), msgspec.json.encode(held_out) + b"\n")
+    rest = HeldOut(images.sha256, split.held_out.tolist())
+    write_atomic(out.with_name("held_out.json"), msgspec.json.encode(rest) + b"\n")
     return profile
 
 
@@ -172,8 +160,10 @@ class _Measuring:
     cache: Path
     delta: float
     allow_worse: bool
-    others: Certifying | None
+    certifying: LabelledData | None
     """What will certify, if not a part of these images."""
+    opened: ImageUse | None
+    """Their use for another design before."""
 
     def profile(self, edges: Sequence[str], best: str, between: str | None, *, datagram: bool) -> Profile:
         """The profile of all stages, with the certified pairs of each edge stage."""
@@ -194,10 +184,11 @@ class _Measuring:
         stages = {name: self._both(stage, served.get(name)) for name, (stage, _) in measured.items()}
         stages |= {name: self._remote(served[name], predictions) for name in remote if name not in stages}
         reused_ms = 0.0 if between is None else predictions.reused_ms(between, best)
+        others = None if self.certifying is None else to_come(self.certifying, self.opened)
         pairs = [
             profile_pair(
                 self.kind, measured[edge][1], served[best], self.evidence.truths, self.split,
-                None if between is None else served[between], self.delta, reused_ms=reused_ms, others=self.others,
+                None if between is None else served[between], self.delta, reused_ms=reused_ms, others=others,
             )
             for edge in edges
         ]  # fmt: skip
@@ -212,6 +203,15 @@ class _Measuring:
             pairs=tuple(pairs),
             shrinking=msgspec.UNSET if shrinking is None else shrinking,
         )
+
+    def certified(self, profile: Profile, images: LabelledData) -> Profile:
+        """The profile with certificates from other images."""
+        if self.opened is not None:
+            profile = msgspec.structs.replace(profile, uses=(*designing(profile), self.opened))
+        return certified_anew(
+            profile, self.kind, self.manifest, images, allow_worse=self.allow_worse, backend=self.backend,
+            cache=self.cache,
+        )  # fmt: skip
 
     def _run(
         self,
@@ -286,7 +286,9 @@ def _replaced(out: Path, task: str) -> Profile | None:
     return found if found is not None and found.task == task else None
 
 
-def _openings_of(before: Profile | None, sha256: str, models: Mapping[str, str], seed: int) -> int:
+def _openings_of(
+    before: Profile | None, sha256: str, manifest: Manifest, stages: Sequence[str | None], seed: int
+) -> int:
     """How many designs the certification part of these images has been opened for, by the profile that is replaced.
 
     A design is another one if its models, the split or the drops that are tested are. A choice between designs by their
@@ -295,6 +297,7 @@ def _openings_of(before: Profile | None, sha256: str, models: Mapping[str, str],
     known = None if before is None else before.use("certify", sha256)
     if before is None or known is None:
         return 1
+    models = {name: manifest.fingerprint(name) for name in stages if name is not None}
     same = before.data.seed == seed and {stage.name: stage.fingerprint for stage in before.stages} == models
     for condition in (condition for pair in before.pairs for condition in pair.conditions):
         same &= {c.max_drop for c in (condition.balanced, *condition.certificates)} <= {*TESTED_DROPS}
