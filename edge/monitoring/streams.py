@@ -18,7 +18,7 @@ from typing import Final
 from edge.monitoring.kept_written import KeptWritten
 from edge.monitoring.state_store import StateError, StateFile, encode_state
 from edge.monitoring.stream_keys import stream_key
-from hawkvision.cascade.route import Controls
+from hawkvision.cascade.route import StageClaims
 from hawkvision.core.clock import Clock
 from hawkvision.core.logs import Transitions
 from hawkvision.core.metrics import EdgeMetrics
@@ -81,22 +81,22 @@ class Streams:
         """A crash loses the evidence of two seconds, and no alarm."""
 
     def watched(
-        self, stream: str | None, controls: Controls | None, caller: str = "", counted_as: str | None = None
+        self, stream: str | None, claims: StageClaims | None, caller: str = "", counted_as: str | None = None
     ) -> Watched:
         """What watches a request.
 
         Args:
             stream: that the request names.
-            controls: of its certificate; None without one.
+            claims: of its certificate; None without one.
             caller: who sent it.
             counted_as: see `Route.counted_as`.
         """
-        if controls is None:
+        if claims is None:
             return UNWATCHED
         key = stream_key(None, caller)
         logs = self.monitor.logs(key, None if stream is None else stream_key(stream, caller))
         window = None if counted_as is None else (key.hex()[:16], counted_as)
-        return Watched(self.monitor, logs, controls.edge_claims, controls.intermediate_claims, window)
+        return Watched(self.monitor, logs, claims.edge, claims.intermediate, window)
 
     async def write(self) -> None:
         """Write what has changed, a batch at a time. What cannot be written is tried again the next time."""

@@ -12,7 +12,7 @@ from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.certification.profile import Pair, Profile
 from hawkvision.cascade.policy import Policy
-from hawkvision.cascade.route import Controls, Route, without_guarantee
+from hawkvision.cascade.route import Route, StageClaims, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import AccuracyGuarantee, StatusReason, Tier
@@ -111,10 +111,10 @@ class Guarantees:
 
         No certificate is about a part of an image, but alarms of whole images concern it, too.
         """
-        controls = route.controls if self.edge_certified(route) else None
+        claims = route.claims if self.edge_certified(route) else None
         if not whole and not route.by_confidence:
-            controls = Controls(None)
-        return self._streams.watched(stream, controls, caller, route.counted_as)
+            claims = StageClaims(None)
+        return self._streams.watched(stream, claims, caller, route.counted_as)
 
     def edge_certified(self, route: Route) -> bool:
         """Whether the edge stage runs as certified; true for a route that does not ask it."""
@@ -164,8 +164,8 @@ class Guarantees:
             return without_guarantee(target, reason)
         if guarantee.max_drop is None and guarantee.max_disagreement is None:  # nothing certified is claimed
             return guarantee
-        if route.controls is not None and self.expired:
+        if route.claims is not None and self.expired:
             return without_guarantee(target, StatusReason.EXPIRED)
-        if route.controls is not None and (not self.served.listed or not streams.monitored(route.disagreement)):
+        if route.claims is not None and (not self.served.listed or not streams.monitored(route.disagreement)):
             return without_guarantee(target, StatusReason.UNMONITORED)
         return without_guarantee(target, StatusReason.LATE) if streams.late else guarantee

@@ -14,9 +14,9 @@ from hawkvision.cascade.certification.profile import Certificate, Condition, Pai
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, site_conditions
 from hawkvision.cascade.degraded_input import received_route
 from hawkvision.cascade.route import (
-    Controls,
     IntermediateRoute,
     Route,
+    StageClaims,
     certificates_name,
     guaranteed,
     source_of,
@@ -102,13 +102,8 @@ class Policy:
         known = any((pair.edge, pair.best) == (first, best) for pair in profile.pairs)
         if first is not None and first != edge and known and site is None:
             self._routes[Quality.FAST] = self._first_alone(profile, first, best)
-        every = (self._routes[Quality.FAST].controls, *(controls for _, controls in self._certified_parts.values()))
-        self.claims_in_force = frozenset(
-            claims.key
-            for controls in filter(None, every)
-            for claims in (controls.edge_claims, controls.intermediate_claims)
-            if claims is not None
-        )
+        every = (self._routes[Quality.FAST].claims, *(claims for _, claims in self._certified_parts.values()))
+        self.claims_in_force = frozenset(claims.key for found in filter(None, every) for claims in found.all)
         """The names of its claims."""
         self._whole = functools.lru_cache(CACHED_TARGETS)(self._find)
 
@@ -228,7 +223,7 @@ class Policy:
         # Rounded, so that an accuracy from the list of targets maps back to the drop that it was computed from.
         certain, estimated = (round(a - accuracy, 9) for a in (self.best_accuracy.low, self.best_accuracy.value))
         route = self._drop(target, certain)
-        if route.controls is None or not self.accuracy_known:
+        if route.claims is None or not self.accuracy_known:
             # Nothing is left to give up below the lower end of the interval. Aim for the measured accuracy.
             route = self._drop(target, estimated)
         return replace(route, guarantee=guarantee)
@@ -245,22 +240,22 @@ class Policy:
         return Route(confidence, guarantee, escalation, by_confidence=True, to_best=escalation)
 
     def _certified(self, target: Target, certificate: Certificate) -> Route:
-        intermediate, controls = self._certified_parts[certificate]
+        intermediate, claims = self._certified_parts[certificate]
         return Route(
             threshold_value(certificate.threshold),
             self._guaranteed(target, certificate),
             certificate.escalation,
             to_best=certificate.to_best,
             intermediate=intermediate,
-            controls=controls,
+            claims=claims,
         )
 
     @staticmethod
     def _edge_alone(guarantee: AccuracyGuarantee, claims: Claims | None) -> Route:
         """The edge's answer, whatever its score."""
-        return Route(-math.inf, guarantee, 0.0, to_best=0.0, controls=Controls(claims) if claims else None)
+        return Route(-math.inf, guarantee, 0.0, to_best=0.0, claims=StageClaims(claims) if claims else None)
 
-    def _parts_of(self, certificate: Certificate) -> tuple[IntermediateRoute | None, Controls | None]:
+    def _parts_of(self, certificate: Certificate) -> tuple[IntermediateRoute | None, StageClaims | None]:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)
         stage, watch, intermediate, claims = self.pair.intermediate, certificate.intermediate_watch, None, None
         certified = certificate.basis != "profile"  # without a certificate there is nothing to monitor
@@ -272,7 +267,7 @@ class Policy:
                 log = f"{stage.name} at a drop of {certificate.max_drop}"
                 delta = certificate.delta / self._intermediate_certificates
                 claims = claims_of(self._name, log, [Claim(bar, watch.disagreement)], delta)
-        return intermediate, None if edge is None and claims is None else Controls(edge, claims)
+        return intermediate, None if edge is None and claims is None else StageClaims(edge, claims)
 
 
 def _accepts_below_reference(certificate: Certificate) -> bool:

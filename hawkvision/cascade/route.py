@@ -60,15 +60,17 @@ class IntermediateRoute:
 
 
 @dataclass(frozen=True, slots=True)
-class Controls:
-    """How a certificate is monitored: the claims about each stage below the reference.
+class StageClaims:
+    """What audits watch of a certificate: the claims about each stage below the reference stage."""
 
-    Every certified target has one.
-    """
-
-    edge_claims: Claims | None
+    edge: Claims | None
     """None if the edge does not run."""
-    intermediate_claims: Claims | None = None
+    intermediate: Claims | None = None
+
+    @property
+    def all(self) -> tuple[Claims, ...]:
+        """Those that there are."""
+        return tuple(claims for claims in (self.edge, self.intermediate) if claims is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Route:
     to_best: float = 1.0
     """Expected share that the reference stage answers, 0..1."""
     intermediate: IntermediateRoute | None = None
-    controls: Controls | None = None
+    claims: StageClaims | None = None
     """None if the target has no certificate, or its certificate accepts the reference stage's answers only."""
     temperature: float | None = None
     """Of the edge stage; None means its own, for whole images."""
@@ -101,7 +103,7 @@ class Route:
     def counted_as(self) -> str | None:
         """The target by which a caller's requests are counted (`guarantee.answered`); None if nothing is given up."""
         target, guarantee = self.guarantee.target, self.guarantee
-        if self.controls is None or guarantee.status is not AccuracyStatus.CERTIFIED:
+        if self.claims is None or guarantee.status is not AccuracyStatus.CERTIFIED:
             return None
         return target.value if isinstance(target, Quality) else f"drop {guarantee.max_drop}"
 
@@ -113,10 +115,7 @@ class Route:
     @property
     def disagreement(self) -> float:
         """The certified disagreement of the stages below the reference stage; the smaller of two."""
-        controls = self.controls
-        if controls is None:
-            return 0.0
-        claims = [claims for claims in (controls.edge_claims, controls.intermediate_claims) if claims is not None]
+        claims = () if self.claims is None else self.claims.all
         return min((each.disagreement(self.threshold) for each in claims), default=0.0)
 
 

@@ -101,10 +101,10 @@ def detected(count: int) -> Prediction:
 
 def claims_at(it: Bench, target: Target) -> Claims:
     """What the target's stage claims."""
-    controls = it.node.policy.route(target).controls
-    assert controls is not None
-    assert controls.edge_claims is not None
-    return controls.edge_claims
+    claims = it.node.policy.route(target).claims
+    assert claims is not None
+    assert claims.edge is not None
+    return claims.edge
 
 
 Who = Callable[[int], tuple[str, str | None]]

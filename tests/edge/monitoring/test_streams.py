@@ -18,7 +18,7 @@ import pytest
 from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import stream_key
 from edge.monitoring.streams import Streams
-from hawkvision.cascade.route import Controls
+from hawkvision.cascade.route import StageClaims
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.guarantee.monitor import Claim, Claims, Watched
@@ -26,7 +26,7 @@ from tests.waiting import until
 
 LIMIT = 50
 CLAIMS = Claims("p", "edge", (Claim(0.5, 0.05),), 0.05)
-CONTROLS = Controls(CLAIMS)
+STAGE_CLAIMS = StageClaims(CLAIMS)
 
 
 class Bench:
@@ -38,7 +38,7 @@ class Bench:
         return self.metrics.registry.get_sample_value(f"hawkvision_{name}", {"task": "t", **labels}) or 0.0
 
     def watched(self, stream: str | None, caller: str = "camera") -> Watched:
-        return self.streams.watched(stream, CONTROLS, caller)
+        return self.streams.watched(stream, STAGE_CLAIMS, caller)
 
     def request(self, stream: str | None, differs: float, caller: str = "camera") -> None:
         due = self.streams.monitor.draw(self.watched(stream, caller))

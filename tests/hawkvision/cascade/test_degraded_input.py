@@ -108,7 +108,7 @@ def test_nothing_is_certified_of_a_received_image(target: Target, received: Rece
             continue
         route = policy.route(target, received)
         assert route.guarantee == without_guarantee(target, StatusReason.PARTIAL_IMAGE)
-        assert route.controls is None
+        assert route.claims is None
 
 
 @given(TARGETS, st.floats(0.0, 0.7499), st.integers(80, 100))

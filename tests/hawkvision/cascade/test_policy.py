@@ -99,7 +99,7 @@ def test_an_accuracy_is_routed_by_the_drop_that_it_allows_and_never_certified(ac
     route = POLICY.route(MinAccuracy(accuracy))
     assert route.guarantee == without_guarantee(MinAccuracy(accuracy), StatusReason.MIN_ACCURACY)
     if accuracy <= A_EDGE:
-        assert (route.threshold, route.controls) == (-math.inf, POLICY.route(Quality.FAST).controls)
+        assert (route.threshold, route.claims) == (-math.inf, POLICY.route(Quality.FAST).claims)
     else:
         drops = [MaxAccuracyDrop(max(0.0, best - accuracy)) for best in (POLICY.best_accuracy.low, A_BEST)]
         assert route.threshold in [POLICY.route(drop).threshold for drop in drops]
@@ -206,12 +206,12 @@ def test_a_certificate_with_an_intermediate_threshold_asks_the_intermediate_stag
     assert route.to_best < route.escalation
 
 
-def test_controls_carry_what_the_certificate_says_of_each_stage() -> None:
+def test_a_route_carries_what_the_certificate_says_of_each_stage() -> None:
     policy = Policy(THREE, "small", "large")
     certificate = with_intermediate(policy)
     route = policy.route(MaxAccuracyDrop(stated_drop(certificate.max_drop)))
-    assert route.controls is not None
-    edge_claims, intermediate_claims = route.controls.edge_claims, route.controls.intermediate_claims
+    assert route.claims is not None
+    edge_claims, intermediate_claims = route.claims.edge, route.claims.intermediate
     assert edge_claims is not None
     assert intermediate_claims is not None
     assert edge_claims.delta == certificate.delta
@@ -231,17 +231,17 @@ def test_every_target_certified_below_the_reference_stage_is_monitored() -> None
             gives_up = route.guarantee.max_drop is None or route.guarantee.max_drop > 0.0
             if route.guarantee.status is AccuracyStatus.CERTIFIED and gives_up:
                 watched += 1
-                assert route.controls is not None, target
-                assert route.controls.edge_claims is not None or route.controls.intermediate_claims is not None
-                if route.controls.edge_claims is not None:
-                    accepts = [claim.threshold for claim in route.controls.edge_claims.claims]
+                assert route.claims is not None, target
+                assert route.claims.edge is not None or route.claims.intermediate is not None
+                if route.claims.edge is not None:
+                    accepts = [claim.threshold for claim in route.claims.edge.claims]
                     assert route.threshold in accepts, target
     assert watched > 100
 
 
 @pytest.mark.parametrize("target", [Quality.BEST, MinConfidence(0.7)])
 def test_targets_that_no_certificate_stands_behind_are_not_watched(target: Quality | MinConfidence) -> None:
-    assert POLICY.route(target).controls is None
+    assert POLICY.route(target).claims is None
 
 
 @given(st.sampled_from([*Quality]), st.floats(0.0, 1.0))
@@ -274,7 +274,7 @@ def test_a_cascade_that_certifies_nothing_guarantees_nothing_but_the_best_stage(
         ),
     )
     route = Policy(bare, "small", "large").route(MaxAccuracyDrop(0.05))
-    assert (route.direct, route.guarantee.max_drop, route.controls) == (True, 0.0, None)
+    assert (route.direct, route.guarantee.max_drop, route.claims) == (True, 0.0, None)
 
 
 def with_first() -> Profile:

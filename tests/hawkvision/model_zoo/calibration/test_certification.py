@@ -193,7 +193,7 @@ def test_a_plan_that_few_images_cannot_confirm_stays_uncertified(site: Site, tmp
     policy = Policy(made, "dim", "sharp")
     balanced = policy.route(Quality.BALANCED)
     assert (balanced.threshold, balanced.guarantee.status) == (0.9, AccuracyStatus.BEST_EFFORT)
-    assert (balanced.guarantee.delta, balanced.guarantee.max_drop, balanced.controls) == (None, None, None)
+    assert (balanced.guarantee.delta, balanced.guarantee.max_drop, balanced.claims) == (None, None, None)
     drop = policy.route(MaxAccuracyDrop(0.01))
     assert drop.direct, "a drop that nothing certifies is kept by the best stage"
     assert policy.certificate.basis == "labelled"

@@ -79,7 +79,7 @@ def test_without_labels_the_agreement_is_certified_and_never_called_an_accuracy_
     fast = policy.route(Quality.FAST).guarantee
     assert (fast.status, fast.basis, fast.max_drop) == (AccuracyStatus.CERTIFIED, Basis.AGREEMENT, None)
     assert fast.max_disagreement is not None
-    assert policy.route(Quality.FAST).controls is not None, "the agreement is monitored"
+    assert policy.route(Quality.FAST).claims is not None, "the agreement is monitored"
     asked = policy.route(MaxAccuracyDrop(0.5)).guarantee
     assert (asked.status, asked.basis, asked.max_drop) == (AccuracyStatus.BEST_EFFORT, Basis.AGREEMENT, None)
     assert asked.max_disagreement is not None
