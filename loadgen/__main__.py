@@ -22,9 +22,6 @@ COMMANDS: Final = Group(
             "compare": command(
                 "compare", "Compare recorded runs with the first: ratios with intervals, and what they show."
             ),
-            "mlperf": command(
-                "mlperf", "Run MLPerf LoadGen against a server: SingleStream, MultiStream, Server or Offline."
-            ),
             "noise": command(
                 "noise", "Measure what the load generator itself adds and can send, against a null server."
             ),

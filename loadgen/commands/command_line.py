@@ -23,7 +23,7 @@ words: Final[ContextVar[Sequence[str]]] = ContextVar("words", default=())
 """The words of the command line, from the command on: `main` sets it, whichever program's `main` it was given."""
 program: Final[ContextVar[str]] = ContextVar("program", default="loadgen")
 """The module that was run."""
-EXTRA_OF: Final = {"PIL": "bench", "mlperf_loadgen": "loadgen", "scipy": "loadgen"}
+EXTRA_OF: Final = {"PIL": "bench", "scipy": "loadgen"}
 """The extra that installs what a node does not need."""
 
 
