@@ -297,7 +297,7 @@ def waiting_workers(config: EdgeConfig) -> int:
     """Workers beside one per core: those that only wait for a device."""
     if config.backend != "fpga-offload":
         return 0
-    from fpga.offload.calibration import PLACES
+    from fpga.backends.offload import PLACES
 
     return PLACES
 

@@ -61,7 +61,7 @@ def open_node_backend(
         from fpga.backends.device import DeviceBackend
 
         return DeviceBackend(graph, settings.device, design, given_up=given_up)
-    from fpga.offload.calibration import open_offload
+    from fpga.backends.offload import open_offload
 
     deadline_s = (DEADLINE_MS if settings.deadline_ms is None else settings.deadline_ms) * 1e-3
     return open_offload(graph, settings.device, design, deadline_s, cores, clock, given_up)

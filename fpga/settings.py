@@ -32,8 +32,8 @@ class FpgaSettings(
         "A clock in place of the report's; without both, cycles are not converted to seconds.",
         gt=0.0, le=10_000.0)] | None = None
     deadline_ms: Annotated[Millis | None, FPGA(
-        "With `fpga-offload`: the time within which 99 of 100 images are answered; None: 50. A device that misses it "
-        "gets fewer images.")] = None
+        "With `fpga-offload`: the time within which the device answers 99 of 100 images; None: 50. It gets only as "
+        "many images at once as it answers in time.")] = None
     # fmt: on
 
 

@@ -81,14 +81,13 @@ COMMANDS: Final = Group(
             "certify": certification.certify,
             "review": review.review,
             "fpga": tools.FPGA,
-            "plan": tools.PLAN,
         },
         "Operate": {"keys": KEYS, "doctor": tools.doctor},
     },
     _before,
 )
 """Every command of `hawkvision`."""
-RUN_GRAPHS: Final = ("models", "calibrate", "certify", "review", "fpga", "plan")
+RUN_GRAPHS: Final = ("models", "calibrate", "certify", "review", "fpga")
 """Commands that load or run users' graphs."""
 
 

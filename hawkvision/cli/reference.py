@@ -204,14 +204,13 @@ SHARED: Final = 5
 def commands() -> Iterator[tuple[str, Command | Program]]:
     """Every command by the words that call it; those of `hawkvision load` are the load generator's own."""
     from fpga.cli import COMMANDS as OF_FPGAS
-    from fpga.offload.cli import plan
     from hawkvision.cli import COMMANDS
 
     for name, command in walk(COMMANDS, "hawkvision"):
         if name == "hawkvision fpga":
             yield from walk(OF_FPGAS, name)
         else:
-            yield name, plan if name == "hawkvision plan" else command
+            yield name, command
 
 
 def _call(method: Callable[..., Any]) -> str:

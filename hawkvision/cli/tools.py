@@ -28,18 +28,10 @@ def _fpga(words: Sequence[str], prog: str) -> int:
     return run(COMMANDS, words, prog)
 
 
-def _plan(words: Sequence[str], prog: str) -> int:
-    from fpga.offload.cli import plan
-    from hawkvision.core.command_line import call
-
-    return call(plan, words, prog)
-
-
 LOAD: Final = Program("Test a deployment from outside; `hawkvision load --help` lists the tests.", _load)
 FPGA: Final = Program(
     "Put a quantised model on an FPGA: fold, estimate, build; `hawkvision fpga --help` lists the commands.", _fpga
 )
-PLAN: Final = Program("Plan which images an FPGA computes and which the CPU; see `hawkvision plan --help`.", _plan)
 
 
 def doctor(

@@ -144,7 +144,7 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "What runs the model. `auto` takes the `int8` kernels for models and processors that they support, else ONNX "
         "Runtime, which gives the same logits. The last four run a quantised variant: on the CPU with a device's "
         "arithmetic, as simulated RTL, on a device, and on a device with the CPU taking what the device cannot "
-        "(`fpga/offload`).")] = "auto"
+        "(`fpga/backends/offload.py`).")] = "auto"
     profile: Annotated[Path | None, MODEL(
         "A profile made by `hawkvision calibrate`. Default: `<models_dir>/<task>/profile.json`.")] = None
     certificates: Annotated[Path | None, MODEL(

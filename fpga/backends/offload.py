@@ -1,9 +1,10 @@
-"""The offload backend: each image goes to the FPGA, or to the CPU, which gives the same bits.
+"""The offload backend: each image goes to the FPGA while that has a place, else to the CPU, which gives the same bits.
 
-    image → drawn by share ─┬─ FPGA, if it has a place ── error? ─→ CPU
-                            └─ CPU
+    image ─┬─ FPGA, if it has a place ── error? ─→ CPU
+           └─ CPU
 
-Images are drawn independently, so that arrivals stay random on both sides, as the model assumes. Errors of the FPGA are
+The FPGA has as many places as it answers in within the deadline: one more after `GROW_AFTER` answers in time from each
+while all were taken, half as many after a late one, as TCP finds its window (Jacobson, SIGCOMM 1988). Its errors are
 counted and logged, and its images are computed on the CPU, so none is lost. A failed FPGA is probed in the background
 and must give the CPU's logits.
 
@@ -12,71 +13,91 @@ Callers wait in their own threads; to keep the FPGA busy there must be as many a
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fpga.backends.base import FpgaBackend, FpgaCollector, FpgaCounts
-from fpga.offload.controller import OffloadCounts, ShareController
-from fpga.offload.model import ByRate, OffloadModel
+from fpga.backends.device import DeviceBackend
+from fpga.backends.local import ReferenceBackend
+from fpga.reports.build_report import DesignInfo
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, check_open, joined
+from hawkvision.integer.ir import IntegerGraph
 
 T = TypeVar("T")
 
 log = logging.getLogger("hawkvision.fpga")
+
+PLACES: Final = 16
+"""Most images in flight to the FPGA: four windows of an emulated device."""
+GROW_AFTER: Final = 100
+"""One late answer in so many is what a 99th percentile allows."""
+ATTEMPTS: Final = 3
+"""A silent device is given up after 1.75 s instead of 16, because the CPU can compute its images."""
+FIRST_PROBE_S: Final = 1.0
+LAST_PROBE_S: Final = 30.0
+"""The pause before each probe is twice that before the last one."""
+
+
+@dataclass(slots=True)
+class OffloadCounts:
+    """Sums since the start."""
+
+    fpga: int = 0
+    """Images answered by the FPGA."""
+    late: int = 0
+    """Images that it answered after the deadline."""
+    cpu: int = 0
+    """Images answered by the CPU, for any reason."""
+    no_place: int = 0
+    """Images of the CPU because the FPGA was full."""
+    failures: int = 0
+    """Errors and wrong answers of the FPGA, those of probes included."""
 
 
 class OffloadBackend:
     """A backend that owns two others and shares images between them.
 
     Args:
-        fpga: computes a share of the images.
+        fpga: computes the images that it has a place for.
         cpu: computes the others, and those that the FPGA cannot.
-        model: what is known of both.
+        cores: images that the CPU computes at once.
+        deadline_s: the time within which the FPGA is to answer 99 of 100 images.
         clock: the node's.
-        schedule: the share by arrival rate; None takes the model's.
-        seed: of the draw which side computes an image.
 
     Raises:
         BackendError: if the two differ in input shape or outputs.
     """
 
-    def __init__(
-        self,
-        fpga: Backend,
-        cpu: Backend,
-        model: OffloadModel,
-        clock: Clock,
-        schedule: ByRate | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, fpga: Backend, cpu: Backend, cores: int, deadline_s: float, clock: Clock) -> None:
         shapes = (fpga.input_shape, fpga.outputs), (cpu.input_shape, cpu.outputs)
         if shapes[0] != shapes[1]:
             raise BackendError(f"offload: the FPGA takes and gives {shapes[0]}, the CPU {shapes[1]}; expected twins")
-        self._fpga, self._cpu, self._model, self._clock = fpga, cpu, model, clock
-        self._controller = ShareController(schedule or model.schedule(), model.busy_s)
-        self._draws = random.Random(seed)  # noqa: S311 - which side computes an image is no secret
+        self._fpga, self._cpu, self._deadline_s, self._clock = fpga, cpu, deadline_s, clock
         self._lock = threading.Lock()
-        self._cores = threading.Semaphore(model.cores)
+        self._cores = threading.Semaphore(cores)
         # One thread per place waits for the FPGA's part of a batch, and one probes.
-        self._threads = ThreadPoolExecutor(model.places + 1, thread_name_prefix="hawkvision-offload")
-        self._probing = self._closed = False
-        self._outstanding = 0
-        self._answered_at = -1.0
+        self._threads = ThreadPoolExecutor(PLACES + 1, thread_name_prefix="hawkvision-offload")
+        self._closed = False
+        self.places = 1
+        """Images that the FPGA may have at once."""
+        self._outstanding = self._in_time = 0
+        self.fpga_up = True
+        """Whether the FPGA is used."""
+        self._probing = False
+        self._probe_at = self._probe_after_s = 0.0
         self._counts = OffloadCounts()
-        self._step_begun = OffloadCounts()
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -92,18 +113,17 @@ class OffloadBackend:
         """See `Backend.infer`."""
         check_open("offload", self._closed)
         check_batch(batch, self.input_shape)
-        drawn = self._draw(len(batch))
-        if not drawn.any():
+        taken = self._take_places(len(batch))
+        if taken == 0:
             return self._on_cpu(batch)
-        if drawn.all():
+        if taken == len(batch):
             return self._on_fpga(batch)
-        waiting = self._start(self._on_fpga, batch[drawn])
+        waiting = self._start(self._on_fpga, batch[:taken])
         try:
-            by_cpu = self._on_cpu(batch[~drawn])
+            by_cpu = self._on_cpu(batch[taken:])
         finally:
             by_fpga = waiting.result()
-        places = np.argsort(np.concatenate((np.flatnonzero(drawn), np.flatnonzero(~drawn))))
-        return {name: found[places] for name, found in joined([by_fpga, by_cpu]).items()}
+        return joined([by_fpga, by_cpu])
 
     def counts(self) -> FpgaCounts:
         """The totals of the FPGA."""
@@ -120,21 +140,6 @@ class OffloadBackend:
         with self._lock:
             return replace(self._counts)
 
-    @property
-    def share(self) -> float:
-        """Current share of images meant for the FPGA."""
-        return self._controller.share
-
-    @property
-    def slowness(self) -> float:
-        """Measured ÷ modelled time from one image to the next."""
-        return self._controller.slowness
-
-    @property
-    def fpga_up(self) -> bool:
-        """Whether the FPGA is used."""
-        return not self._controller.failed
-
     def close(self) -> None:
         """See `Backend.close`."""
         self._closed = True
@@ -142,23 +147,18 @@ class OffloadBackend:
         self._threads.shutdown(wait=True)
         self._cpu.close()
 
-    def _draw(self, n: int) -> NDArray[np.bool_]:
-        """Draw which of `n` new images the FPGA gets, and reserve their places."""
-        now = self._clock.now()
+    def _take_places(self, n: int) -> int:
+        """How many of `n` new images the FPGA gets; their places are taken."""
         with self._lock:
-            self._counts.arrivals += n
-            if self._controller.due(now):
-                self._controller.step(self._observe(), now)
-            if self._controller.probe_due(now) and not self._probing:
-                self._probing = True
-                self._start(self._probe)
-            drawn = np.array([self._draws.random() < self._controller.share for _ in range(n)], np.bool_)
-            wanted, free = int(drawn.sum()), self._model.places - self._outstanding
-            if wanted > free:
-                drawn[np.flatnonzero(drawn)[free:]] = False
-                self._counts.no_place += wanted - free
-            self._outstanding += int(drawn.sum())
-        return drawn
+            if not self.fpga_up:
+                if not self._probing and self._clock.now() >= self._probe_at:
+                    self._probing = True
+                    self._start(self._probe)
+                return 0
+            taken = min(n, max(0, self.places - self._outstanding))
+            self._counts.no_place += n - taken
+            self._outstanding += taken
+        return taken
 
     def _start(self, work: Callable[..., T], *of: Pixels) -> Future[T]:
         try:
@@ -166,42 +166,41 @@ class OffloadBackend:
         except RuntimeError:  # closed meanwhile
             raise BackendError("the offload backend is closed") from None
 
-    def _observe(self) -> OffloadCounts:
-        """The sums since the last observation."""
-        then, self._step_begun = self._step_begun, replace(self._counts)
-        return OffloadCounts(*(now - before for now, before in zip(astuple(self._counts), astuple(then), strict=True)))
-
     def _on_fpga(self, batch: Pixels) -> Tensors:
         n, sent = len(batch), self._clock.now()
-        failure: BackendError | None = None
         try:
             found = self._fpga.infer(batch)
         except BackendError as error:
-            failure = error
-        finally:
             with self._lock:
                 self._outstanding -= n
-        if failure is not None:
-            self._failed(failure)
+            self._failed(error)
             return self._on_cpu(batch)
-        answered = self._clock.now()
+        late = self._clock.now() - sent > self._deadline_s
         with self._lock:
+            full = self._outstanding >= self.places
+            self._outstanding -= n
             self._counts.fpga += n
-            self._counts.late += n if answered - sent > self._model.deadline_s else 0
-            # The image had reached the device before the last reply left it, so the device was busy in between.
-            if sent + self._model.travel_s <= self._answered_at:
-                self._counts.spaced += n
-                self._counts.spacing_s += answered - self._answered_at
-            self._answered_at = max(self._answered_at, answered)
+            if late:
+                self._counts.late += n
+                self.places, self._in_time = max(1, self.places // 2), 0
+            elif full:
+                self._in_time += n
+                if self._in_time >= GROW_AFTER * self.places:
+                    self.places, self._in_time = min(PLACES, self.places + 1), 0
         return found
 
     def _failed(self, error: BackendError) -> None:
         with self._lock:
             self._counts.failures += 1
-            first = not self._controller.failed
-            self._controller.fail(self._clock.now())
+            first, self.fpga_up = self.fpga_up, False
+            if first:
+                self._probe_later(FIRST_PROBE_S)
         if first:
             log.warning("the FPGA failed, all images go to the CPU until it answers a probe: %s", error)
+
+    def _probe_later(self, after_s: float) -> None:
+        self._probe_after_s = min(LAST_PROBE_S, after_s)
+        self._probe_at = self._clock.now() + self._probe_after_s
 
     def _on_cpu(self, batch: Pixels) -> Tensors:
         with self._cores:
@@ -222,9 +221,10 @@ class OffloadBackend:
         with self._lock:
             self._probing = False
             if right:
-                self._controller.recover()
+                self.fpga_up, self.places, self._in_time = True, 1, 0
             else:
                 self._counts.failures += 1
+                self._probe_later(2.0 * self._probe_after_s)
         if right:
             log.warning("the FPGA answers again, and as the CPU does")
         else:
@@ -247,5 +247,38 @@ class OffloadCollector(Collector):
         yield CounterMetricFamily("hawkvision_offload_no_place", "Sent to the CPU for a full FPGA", counts.no_place)
         yield CounterMetricFamily("hawkvision_offload_late", "Answered by the FPGA after the deadline", counts.late)
         yield CounterMetricFamily("hawkvision_offload_failures", "Errors of the FPGA, with probes", counts.failures)
-        yield GaugeMetricFamily("hawkvision_offload_share", "Share of images meant for the FPGA", backend.share)
+        yield GaugeMetricFamily("hawkvision_offload_places", "Images the FPGA may have at once", backend.places)
         yield GaugeMetricFamily("hawkvision_offload_fpga_up", "1 while the FPGA is used", int(backend.fpga_up))
+
+
+def open_offload(
+    graph: IntegerGraph,
+    address: str,
+    design: DesignInfo,
+    deadline_s: float,
+    cores: int,
+    clock: Clock,
+    given_up: Future[None] | None = None,
+) -> OffloadBackend:
+    """The device at `address` and the compiled kernel on `cores` as one backend.
+
+    Args:
+        graph: the network.
+        address: of the device.
+        design: its cycles and clock, for metrics.
+        deadline_s: see `OffloadBackend`.
+        cores: see `OffloadBackend`.
+        clock: the node's.
+        given_up: ends the wait for the device when it is done.
+
+    Raises:
+        BackendError: if the device does not answer, or differs from the kernel.
+    """
+    with contextlib.ExitStack() as opened:
+        cpu = opened.enter_context(contextlib.closing(ReferenceBackend(graph, design)))
+        fpga = opened.enter_context(
+            contextlib.closing(DeviceBackend(graph, address, design, ATTEMPTS, given_up=given_up))
+        )
+        backend = OffloadBackend(fpga, cpu, cores, deadline_s, clock)
+        opened.pop_all()
+    return backend
