@@ -54,7 +54,7 @@ class Bench:
 async def bench(path: Path | None = None) -> AsyncIterator[Bench]:
     metrics = EdgeMetrics()
     file = None if path is None else StateFile(path)
-    streams = Streams("t", LIMIT, 0.2, metrics, file, ManualClock(), random.Random(1), {"p"})
+    streams = Streams("t", LIMIT, 0.2, metrics, file, ManualClock(), random.Random(1), {CLAIMS.key})
     try:
         yield Bench(streams, metrics)
     finally:
