@@ -26,7 +26,7 @@ from edge.inference.warm_up import look_at_samples, warm_up
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certificate_reload import Certification, load_certification, stage_of
-from edge.monitoring.evidence_log import EvidenceLog
+from edge.monitoring.evidence_log import DAY_S, EvidenceLog
 from edge.monitoring.review import AuditReview
 from edge.monitoring.served_versions import ServedVersions
 from edge.monitoring.state_opening import open_evidence, open_state
@@ -35,6 +35,7 @@ from edge.serving.context import EdgeExecutor, ServingContext
 from edge.serving.guarantees import Guarantees
 from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline, find_baseline
+from edge.serving.recent_answers import RecentAnswers
 from edge.serving.tasks import Entry, ServedTasks, TaskFailure
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import HawkVisionError
@@ -182,6 +183,7 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         node = EdgeNode(
             context, streams, None if baseline is None else baseline.open(policy, stage, metrics),
             make_reviewer(config, context),
+            RecentAnswers(clock.now(), config.review_max_bytes, config.review_max_days * DAY_S),
         )  # fmt: skip
         opened.pop_all()  # the node closes them from here on
     return node

@@ -134,6 +134,7 @@ class EdgeServer:
     def stop(self) -> None:
         """Drain and end. While models, compilers or devices are awaited, no request can be under way: end at once."""
         self._server.stop()
+        self._frontend.stopping.set()
         if self._tasks is None:
             self._loading.give_up()
             self._drained()

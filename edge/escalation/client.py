@@ -147,6 +147,11 @@ class DatacenterClient:
         return self._selector.rtt_s
 
     @property
+    def round_trip_ms(self) -> float | None:
+        """Smoothed round trip of answers, with the datacenter's work; None before the first."""
+        return self._breaker.times.mean_ms
+
+    @property
     def probe_timeout_s(self) -> float:
         """How long a probe waits: the longest of recent callers' deadlines."""
         return self._breaker.longest_ms * 1e-3

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from edge.monitoring.kept_written import KeptWritten
 from edge.monitoring.state_store import StateError, StateFile, encode_state
@@ -26,8 +27,19 @@ from hawkvision.guarantee.monitor import NODE, UNWATCHED, Dates, Monitor, Stream
 
 log = logging.getLogger("hawkvision.edge")
 
+MOST_ENDED: Final = 20
+"""Alarms that are remembered after their end, until the node ends."""
 BATCH: Final = 64
 """States encoded at once, so that the event loop is held for a millisecond at most."""
+
+
+class EndedAlarm(NamedTuple):
+    """An alarm that stands no more; times are seconds since 1970."""
+
+    stream: bytes
+    raised: float
+    ended: float
+    cause: str
 
 
 class Streams:
@@ -68,6 +80,8 @@ class Streams:
         self._complaint = ""
         self._changed: dict[bytes, Stream | None] = {}
         """What is to be written to the file; None is to be deleted from it."""
+        self.ended_alarms: deque[EndedAlarm] = deque(maxlen=MOST_ENDED)
+        """The oldest first."""
         self.monitor = Monitor(
             limit, audit_share, clock.now, draws.random, on_change=self._note, on_turn=self._turned, in_force=in_force,
             dates=dates, states=self._read(), wall=wall,
@@ -96,6 +110,15 @@ class Streams:
         key = stream_key(None, caller)
         logs = self.monitor.logs(key, None if stream is None else stream_key(stream, caller))
         window = None if counted_as is None else (key.hex()[:16], counted_as)
+        return Watched(self.monitor, logs, claims.edge, claims.intermediate, window)
+
+    def watching(self, stream: Stream, claims: StageClaims | None, counted_as: str | None) -> Watched:
+        """As `watched`, by the log of a stream and the node's alone: a log does not say whose stream it is."""
+        if claims is None:
+            return UNWATCHED
+        node, named = self.monitor.node, stream.state.named
+        logs = (stream,) if stream is node else (stream, node)
+        window = None if counted_as is None or named or stream is node else (stream.key.hex()[:16], counted_as)
         return Watched(self.monitor, logs, claims.edge, claims.intermediate, window)
 
     async def write(self) -> None:
@@ -151,6 +174,8 @@ class Streams:
                     self._file.write({stream.key: self._encoded(stream)}, self._file.next(), sync=True)
                 except StateError as error:
                     self._failed("write", error)
+        else:
+            self.ended_alarms.append(EndedAlarm(stream.key, stream.state.raised, self.wall(), stream.state.cause))
         whose = (
             "of the node itself" if stream is self.monitor.node else "named" if stream.state.named else "of a caller"
         )

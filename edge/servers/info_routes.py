@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from edge.page import files as page_files
-from edge.servers import openapi, review_routes
+from edge.servers import openapi, review_routes, status_routes
 from edge.servers.oip import routes as oip_routes
 from edge.servers.shared.frontend import Frontend, internal_error
 from edge.servers.shared.http_messages import error_headers
@@ -75,6 +75,7 @@ def pages(frontend: Frontend, *, page: bool) -> Starlette:
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
             *review_routes.routes(review_routes.reviewers(frontend)),
+            *status_routes.routes(frontend),
             Route("/metrics", exposition, methods=get),
             Route("/openapi.json", schema, methods=get),
             Route("/docs", docs, methods=get),

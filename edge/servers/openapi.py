@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edge.servers import deepstack, review_routes
+from edge.servers import deepstack, review_routes, status_routes
 from edge.servers.oip.decoding import INPUT, MAX_IMAGES, PREDICTION, InferHead
 from edge.servers.shared.request_fields import FIELDS
 from edge.serving.targets_listing import Targets
@@ -85,6 +85,7 @@ _PAGES: Final = (
     ("/metrics", "Metrics for Prometheus", "metrics", None),
 )
 """Paths that are only read: summary, operation and type of the answer."""
+_OPERATIONS: Final = (*status_routes.OPERATIONS, *review_routes.OPERATIONS)
 _JSON: Final = "application/json"
 
 Kinds = Mapping[str, type[TaskKind[Any]]]
@@ -108,7 +109,7 @@ def document(kinds: Kinds | None = None, *, keys: bool = True) -> dict[str, Any]
             "description": "Say what the answer must be worth and when you need it; the node picks the model.",
         },
         "servers": [{"url": "/"}],
-        "paths": _image_paths(kinds) | _page_paths() | _review_paths(),
+        "paths": _image_paths(kinds) | _page_paths() | _declared_paths(),
         "components": {"schemas": _schemas(kinds)},
     }
     if keys:
@@ -155,7 +156,7 @@ def _schemas(kinds: Kinds) -> dict[str, Any]:
     predictions = [kind.prediction.json_type() for kind in kinds.values()]
     pages = [page for *_, page in _PAGES if page is not None]
     types = [AnswerFields, deepstack.Predictions, InferHead, *pages, *predictions]
-    types += [each for *_, body, answer in review_routes.OPERATIONS for each in (body, answer) if each is not None]
+    types += [each for *_, body, answer in _OPERATIONS for each in (body, answer) if each is not None]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     answers: dict[str, Any] = {
         schema_name(kind): {"allOf": [_reference(AnswerFields.__name__), _reference(prediction.__name__)]}
@@ -200,10 +201,10 @@ def _page_paths() -> dict[str, Any]:
     return paths
 
 
-def _review_paths() -> dict[str, Any]:
-    """The paths of review."""
+def _declared_paths() -> dict[str, Any]:
+    """The paths of the live view and of review."""
     paths: dict[str, Any] = {}
-    for method, path, summary, operation, query, body, answer in review_routes.OPERATIONS:
+    for method, path, summary, operation, query, body, answer in _OPERATIONS:
         content = {"image/*": {}} if answer is None else {_JSON: {"schema": _reference(answer.__name__)}}
         further: dict[str, Any] = {}
         if query is not None:
@@ -212,12 +213,16 @@ def _review_paths() -> dict[str, Any]:
                 {"name": name, "in": "query", "description": schema.pop("description"), "schema": schema}
                 for name, schema in ((name, _given(schema)) for name, schema in fields["properties"].items())
             ]
+        if query is status_routes.StatusQuery:
+            content[status_routes.LINES] = content[_JSON]
         if body is not None:
             further["requestBody"] = {"required": True, "content": {_JSON: {"schema": _reference(body.__name__)}}}
-        described = _operation(summary, operation, content, ("400", "401", "403", "404", "503"), **further)
-        paths.setdefault(path, {})[method] = described | {"tags": ["Review"]}
+        described = _operation(summary, operation, content, ("400", "401", "403", "404", "429", "503"), **further)
+        tag = "Node" if path.startswith(status_routes.STATUS_PATH) else "Review"
+        paths.setdefault(path, {})[method] = described | {"tags": [tag]}
         if "{id}" in path:
-            item = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
+            digits = "{16}" if path.startswith(review_routes.REVIEW_PATH) else "{32}"
+            item = {"type": "string", "pattern": f"^[0-9a-f]{digits}$"}
             paths[path]["parameters"] = [
                 {"name": "id", "in": "path", "required": True, "description": "Of the image.", "schema": item}
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -13,16 +13,13 @@ from starlette.routing import Route
 
 from edge.monitoring.labelling import Block, NewCertificates, Review, Reviewer, ReviewItem, ReviewQuery, Task
 from edge.servers.shared.frontend import Frontend
-from edge.servers.shared.request_fields import read_query
+from edge.servers.shared.page_messages import Given, fresh_image, fresh_json, query_of
 from hawkvision.core.errors import MALFORMED, BadField, NotFound, TooLarge
 from hawkvision.core.escalation_api import CERTIFICATES_PATH
-from hawkvision.imaging.preprocessing import probe
 
 REVIEW_PATH: Final = "/v1/review"
 MOST_BODY_BYTES: Final = 65_536
 """A set of all labels of COCO has 1 kB."""
-
-Given = TypeVar("Given", bound=msgspec.Struct)
 
 
 class _OfTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,26 +83,24 @@ def routes(reviewer: Callable[[str | None], Reviewer]) -> list[Route]:
     """The routes, for the review of each task."""
 
     async def show(request: Request) -> Response:
-        asked = _query(request, ReviewQuery)
-        return _json(await reviewer(asked.task).show(asked))
+        asked = query_of(request, ReviewQuery)
+        return fresh_json(await reviewer(asked.task).show(asked))
 
     async def image(request: Request) -> Response:
-        body = await reviewer(_query(request, _OfTask).task).image(_item(request))
-        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
-        return Response(body, media_type=f"image/{probe(body).format.lower()}", headers=headers)
+        return fresh_image(await reviewer(query_of(request, _OfTask).task).image(_item(request)))
 
     async def label(request: Request) -> Response:
-        review, item = reviewer(_query(request, _OfTask).task), _item(request)
+        review, item = reviewer(query_of(request, _OfTask).task), _item(request)
         if request.method == "DELETE":
-            return _json(await review.label(item, None))
+            return fresh_json(await review.label(item, None))
         said = (await _body(request, LabelBody)).label
         if said is None:
             raise BadField("label: expected one; DELETE takes a label back")
-        return _json(await review.label(item, said))
+        return fresh_json(await review.label(item, said))
 
     async def certify(request: Request) -> Response:
         asked = await _body(request, CertificatesBody)
-        return _json(await reviewer(asked.task).certify(asked.block, labels_checked=asked.labels_checked))
+        return fresh_json(await reviewer(asked.task).certify(asked.block, labels_checked=asked.labels_checked))
 
     one = f"{REVIEW_PATH}/{{id}}"
     return [
@@ -116,21 +111,9 @@ def routes(reviewer: Callable[[str | None], Reviewer]) -> list[Route]:
     ]
 
 
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
-
-
 def _item(request: Request) -> str:
     item: str = request.path_params["id"]
     return item
-
-
-def _query(request: Request, declared: type[Given]) -> Given:
-    given = {name: text for _, name, text in read_query(request.scope["query_string"])}
-    try:
-        return msgspec.convert(given, declared, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadField(f"query: {error}") from None
 
 
 async def _body(request: Request, declared: type[Given]) -> Given:

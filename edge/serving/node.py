@@ -22,6 +22,7 @@ from edge.monitoring.streams import Streams
 from edge.serving.context import ServingContext
 from edge.serving.outcome import report_unanswered
 from edge.serving.policy_plugin import BaselinePolicy
+from edge.serving.recent_answers import RecentAnswers
 from edge.serving.request import ImageRequest, RoutedImage
 from edge.serving.request_handler import RequestHandler
 from hawkvision.cascade.certification.profile import CERTIFIED_DROPS
@@ -51,6 +52,7 @@ class EdgeNode:
         streams: Streams,
         baseline: BaselinePolicy | None = None,
         reviewer: AuditReview | None = None,
+        recent: RecentAnswers | None = None,
     ) -> None:
         """Begin to serve.
 
@@ -59,6 +61,7 @@ class EdgeNode:
             streams: of the callers; closed with the node.
             baseline: decides in place of HawkVision's own policy; closed with the node.
             reviewer: certifies from audits; None if they are not kept.
+            recent: remembers the last answers; None keeps no images of them.
         """
         self.context = context
         self.task = context.task
@@ -72,6 +75,7 @@ class EdgeNode:
         self.auditor = context.auditor
         self.baseline = baseline
         self.reviewer = reviewer
+        self.recent = recent or RecentAnswers(self.clock.now())
         self._handler = RequestHandler if baseline is None else baseline.handler
         self._watch = None
         if self.datacenter is not None:
@@ -135,7 +139,7 @@ class EdgeNode:
             raise
         if answer.deadline_met is False:
             self._count_miss()
-        self._count[answer.accuracy.status]()
+        self._note(request, answer)
         return answer
 
     async def look_early(self, request: ImageRequest) -> tuple[Answer | None, bool]:
@@ -148,7 +152,7 @@ class EdgeNode:
         """
         answer, ran = await self._handler(self.context, self._routed(request)).try_partial_image()
         if answer is not None:
-            self._count[answer.accuracy.status]()
+            self._note(request, answer)
         return answer, ran
 
     async def close(self) -> None:
@@ -163,6 +167,10 @@ class EdgeNode:
         if self.baseline is not None:
             await self.baseline.close()
         await self.streams.close()
+
+    def _note(self, request: ImageRequest, answer: Answer) -> None:
+        self._count[answer.accuracy.status]()
+        self.recent.add(answer, request.started, request.asked.stream, request.caller, request.body)
 
     def _routed(self, request: ImageRequest, *, declined_before: bool = False) -> RoutedImage:
         """The request with its route. What the image's header shows to be unfit is refused here, on the event loop.

@@ -11,7 +11,8 @@ from edge.serving.node import LISTED_TARGETS, EdgeNode
 from hawkvision.cascade.route import Route
 from hawkvision.core.answer_json import AccuracyFields, Fraction
 from hawkvision.core.settings.package_settings import HAWKVISION
-from hawkvision.core.types import StatusReason, Target, Tier
+from hawkvision.core.types import AccuracyGuarantee, StatusReason, Target, Tier
+from hawkvision.guarantee.monitor import Watched
 from hawkvision.models.manifest import MeasuredAccuracy
 from hawkvision.network.transport_choice import Transport
 
@@ -106,6 +107,15 @@ def describe_targets(node: EdgeNode, caller: str = "") -> Targets:
     )
 
 
+def expected_guarantee(node: EdgeNode, route: Route, watched: Watched) -> AccuracyGuarantee:
+    """The guarantee of answers by a route that meet their target, for requests that are watched so."""
+    reason = None if node.guarantees.as_certified(route) else StatusReason.UNCERTIFIED_VERSION
+    if node.datacenter is None and route.escalation > 0.0:
+        reason = StatusReason.DEGRADED
+    tier = Tier.DATACENTER if route.direct else Tier.EDGE
+    return node.guarantees.for_answer(route, tier, watched, reason)
+
+
 def _datacenter(datacenter: DatacenterClient) -> ListedDatacenter:
     rtt_s = datacenter.rtt_s
     return ListedDatacenter(
@@ -119,12 +129,7 @@ def _datacenter(datacenter: DatacenterClient) -> ListedDatacenter:
 
 def _target(node: EdgeNode, target: Target, caller: str) -> ListedTarget:
     route = node.policy.route(target)
-    watched = node.guarantees.watched(route, None, caller)
-    reason = None if node.guarantees.as_certified(route) else StatusReason.UNCERTIFIED_VERSION
-    if node.datacenter is None and route.escalation > 0.0:
-        reason = StatusReason.DEGRADED
-    tier = Tier.DATACENTER if route.direct else Tier.EDGE
-    guarantee = node.guarantees.for_answer(route, tier, watched, reason)
+    guarantee = expected_guarantee(node, route, node.guarantees.watched(route, None, caller))
     return ListedTarget(
         accuracy=msgspec.convert(guarantee.to_json(), AccuracyFields),
         min_accuracy=_min_accuracy(node, guarantee.max_drop),

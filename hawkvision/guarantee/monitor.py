@@ -38,10 +38,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import msgspec
@@ -162,6 +162,9 @@ class Log:
         """The mean of all sums that raises the alarm."""
         self.state = state or LogState()
         self._evidence = self._taken_over()
+        self._last = np.zeros((2, WINDOW), np.float32)
+        """Score and disagreement of the last audits since the start, in a ring."""
+        self._seen = 0
 
     @property
     def alarm(self) -> bool:
@@ -173,9 +176,17 @@ class Log:
         """How many times the usual share of its images should be audited, if that is at most `MOST_SHARE`."""
         return math.inf if self.state.alarm else max(float(self._evidence.mean(1).max()) / SUSPICION, 1.0)
 
-    def record(self, score: float, disagreement: float) -> None:
-        """Count the outcome of an audit; `alarm` may change."""
+    def differing(self, threshold: float) -> tuple[float, int]:
+        """The sum of Z at this threshold over the last audits since the start, `WINDOW` at most, and their number."""
+        number = min(self._seen, WINDOW)
+        scores, disagreements = self._last[:, :number]
+        return float(disagreements[scores >= np.float32(threshold)].sum()), number
+
+    def record(self, score: float, disagreement: float) -> str | None:
+        """Count the outcome of an audit; `alarm` may change. Why it begins, in a sentence; None if it does not."""
         state, evidence = self.state, self._evidence
+        self._last[:, self._seen % WINDOW] = score, disagreement
+        self._seen += 1
         on, off = self._return_bets if state.alarm else self.alarm_bets
         z = np.where(self._thresholds <= score, disagreement, 0.0)
         if state.counted % BLOCK == 0:
@@ -187,11 +198,22 @@ class Log:
         state.disagreements += disagreement
         if not state.alarm:
             if evidence.mean() >= self.alarm_at:
+                cause = self._cause(self.claims.claims[int(evidence.mean(1).argmax())])
                 self.suspend()
+                return cause
         elif state.counted >= LEAST_RETURN:
             doublings = min(state.alarms, MOST_DOUBLINGS)
             if evidence.mean(1).min() >= self.alarm_at * 2.0**doublings:
                 self._begin(alarm=False)
+        return None
+
+    def _cause(self, claim: Claim) -> str:
+        differing, number = self.differing(claim.threshold)
+        scored = "" if math.isinf(claim.threshold) else f" with a score of at least {claim.threshold:.3g}"
+        return (
+            f"{self.claims.stage} differs from the reference stage in {differing:.3g} of the last {number} audits"
+            f"{scored}, more often than certified: {100.0 * claim.disagreement:.3g} %"
+        )
 
     def _taken_over(self) -> NDArray[np.float64]:
         """The bets of the state. If they are about other claims, those against the nearest threshold, of the same mean;
@@ -238,6 +260,8 @@ class StreamState(msgspec.Struct):
     raised: float = 0.0
     """When the last alarm was raised, in seconds since 1970; not before the newest image of the certificates that were
     in force then, whatever the clock said."""
+    cause: str = ""
+    """Why it was, in a sentence."""
     lost: bool = False
     """Of the node: whether an alarm was forgotten. Audits cannot tell whose it was, so they do not lift this one."""
     named: bool = False
@@ -280,23 +304,23 @@ class Stream:
         log = self.log(claims)
         if self.state.carried and not log.alarm:
             log.suspend()
-        alarms, before = log.state.alarms, log.alarm
-        log.record(score, disagreement)
-        if log.state.alarms > alarms:
-            self.note_alarm(now)
+        before = log.alarm
+        cause = log.record(score, disagreement)
+        if cause is not None:
+            self.note_alarm(now, cause)
         if before and not log.alarm:  # the other logs that counted meanwhile are in alarm themselves
             self.state.carried = False
         self.update()
 
-    def suspend(self, now: float) -> None:
+    def suspend(self, now: float, cause: str) -> None:
         """Raise the alarm for all stages."""
         self.state.carried = True
-        self.note_alarm(now)
+        self.note_alarm(now, cause)
         self.update()
 
-    def note_alarm(self, now: float) -> None:
-        """Remember when an alarm was raised."""
-        self.state.raised = max(self.state.raised, now)
+    def note_alarm(self, now: float, cause: str) -> None:
+        """Remember when an alarm was raised, and why."""
+        self.state.raised, self.state.cause = max(self.state.raised, now), cause
 
     def lift(self, since: float) -> None:
         """End alarms that were raised before `since`, from when on the images behind the certificates in force are."""
@@ -481,7 +505,7 @@ class Monitor:
         self.answered = AnsweredRequests(self.node.state.answered)
         for stream in (self.node, *(Stream(key, _part(named=state.named), state) for key, state in states.items())):
             if stream.remembered and not stream.state.raised:  # by a state that could not be read
-                stream.note_alarm(self._now)
+                stream.note_alarm(self._now, "what was known of it cannot be read, so it may have been in alarm")
                 on_change(stream.key, stream)
             if self._in_force is not None:
                 stream.keep_only(self._in_force)
@@ -496,6 +520,15 @@ class Monitor:
     def all(self) -> Iterator[Stream]:
         """The node's log, and the others in memory."""
         return chain((self.node,), self._quiet.values(), self._alarmed.values())
+
+    def foremost(self, limit: int) -> list[Stream]:
+        """The node's log, those in alarm, the latest first, and then those that were used last; `limit` at most."""
+        others = chain(reversed(self._alarmed.values()), reversed(self._quiet.values()))
+        return [self.node, *islice(others, limit - 1)]
+
+    def waiting(self) -> Counter[bytes]:
+        """How many due audits of each log wait for their outcome, by its key."""
+        return Counter(stream.key for due in self._waiting for stream in due.streams)
 
     @property
     def overdue(self) -> bool:
@@ -629,7 +662,7 @@ class Monitor:
     def _note_crowd(self) -> None:
         before, self.crowded = self.crowded, self._in_alarm >= CROWD * TRAFFIC
         if self.crowded and not before and not self.node.alarm:
-            self.node.suspend(self._now)
+            self.node.suspend(self._now, "streams and callers in alarm carry a tenth of the traffic")
             self._turned(self.node)
 
     def _find(self, key: bytes, *, named: bool) -> Stream:
@@ -651,7 +684,7 @@ class Monitor:
             key, lost = self._alarmed.popitem(last=False)
             self._on_change(key, None)
             self.node.state.lost = True
-            self.node.note_alarm(max(self._now, lost.state.raised))
+            self.node.note_alarm(max(self._now, lost.state.raised), "more streams are in alarm than can be remembered")
             self.node_changed()
             if not self.node.alarm:
                 self.node.update()

@@ -67,6 +67,7 @@ _RULES: Final = tuple(
         ("POST", r"/v2/repository/index|/v1/vision/custom/list", EITHER),  # how these protocols list models
         ("POST", rf"/v1/(classify|detect|infer|vision/.+)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
         *((method, r"/v1/review(/.*)?", REVIEW) for method in ("GET", "HEAD", "POST", "DELETE")),
+        *((method, r"/v1/status/answers/.*", REVIEW) for method in ("GET", "HEAD")),  # callers' images
         ("GET", rf"{re.escape(STAGES_PATH)}|/v1/(tasks|targets)|/openapi[.]json|/v2(/.*)?", EITHER),
         ("GET", r".*", OBSERVE),  # /metrics, and what is not found
         ("HEAD", r".*", OBSERVE),

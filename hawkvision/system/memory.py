@@ -67,6 +67,12 @@ def room(proc: Path = Path("/proc")) -> MemoryRoom:
     return min(found, key=lambda each: each.free_bytes, default=MemoryRoom(1 << 30, "nothing that could be read"))
 
 
+def resident_bytes(proc: Path = Path("/proc")) -> int | None:
+    """Bytes of this process in memory; None without `/proc`."""
+    kib = _fields(proc / "self" / "status").get("VmRSS")
+    return None if kib is None else kib * 1024
+
+
 def _machine(proc: Path) -> Iterator[tuple[int, str]]:
     fields = _fields(proc / "meminfo")
     if "MemAvailable" in fields:

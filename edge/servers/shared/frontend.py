@@ -10,6 +10,7 @@ servers share its bounds: images of each task in memory together, and requests f
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from prometheus_client import Counter, Histogram
 
 from edge.monitoring.stream_keys import caller_of
+from edge.serving.recent_answers import RecentAnswers
 from edge.serving.tasks import ServedTasks
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import HawkVisionError, InternalError, NotReady, Overloaded
@@ -56,11 +58,17 @@ class Frontend:
         task."""
         self._bodies_of: dict[str, Bodies] = {}
         """Images and bodies in memory, by task."""
+        self._recent: dict[str, RecentAnswers] = {}
+        """Counts refusals, by task."""
         self.transports: Callable[[], Transports] = Transports
         """Gives the node's other transports."""
         self.in_flight = 0
         """Requests for answers under way."""
-        self._tasks: ServedTasks | None = None
+        self.tasks: ServedTasks | None = None
+        """None before `mark_ready` and after `start_draining`."""
+        self.started = clock.now()
+        self.stopping = asyncio.Event()
+        """Set when the node is told to stop: what would never end by itself ends."""
         self._last_answers: dict[str, float] = {}
         """The clock's time of the last answer of each task."""
         metrics.watch_keys(keys.counts)
@@ -73,12 +81,18 @@ class Frontend:
             if node.limits.parts is not None:
                 bodies.limit_bytes = bodies_limit(node.limits.parts)
             self._bodies_of[node.task] = bodies
+            self._recent[node.task] = node.recent
             self.metrics.bodies_bytes.labels(node.task).set_function(functools.partial(_held, bodies))
 
     @property
     def bodies_limit_bytes(self) -> int:
         """Most bytes of the bodies of all tasks together."""
         return sum(bodies.limit_bytes for bodies in self._bodies_of.values())
+
+    @property
+    def bodies_held_bytes(self) -> int:
+        """Bytes of the bodies of all tasks in memory."""
+        return sum(bodies.held for bodies in self._bodies_of.values())
 
     def bodies_of(self, task: str) -> Bodies:
         """The images and bodies in memory of a task that is served."""
@@ -88,11 +102,11 @@ class Frontend:
         """Start answering: the models are loaded and warm."""
         if not self._bodies_of:
             self.divide_bodies(tasks)
-        self._tasks = tasks
+        self.tasks = tasks
 
     def start_draining(self) -> None:
         """Refuse new requests; those under way are still answered."""
-        self._tasks = None
+        self.tasks = None
 
     def ready_tasks(self) -> ServedTasks:
         """The tasks.
@@ -100,9 +114,9 @@ class Frontend:
         Raises:
             NotReady: before `mark_ready` and after `start_draining`.
         """
-        if self._tasks is None:
+        if self.tasks is None:
             raise NotReady("the models are still loading, or the node is shutting down")
-        return self._tasks
+        return self.tasks
 
     def authorize(self, authorization: str | None, address: str, needed: Scopes) -> str:
         """The stream of evidence of a request with this Authorization header, see `caller_of`.
@@ -134,10 +148,12 @@ class Frontend:
             error = internal_error(error)
         elif error.status >= 500 and error.status not in (503, 504):
             log.error("internal error: %s", error)
-        task = task or (self._tasks and self._tasks.only) or "none"
+        task = task or (self.tasks and self.tasks.only) or "none"
         if isinstance(error, Overloaded):
             self.metrics.shed.labels(task, _shed_by(error)).inc()
         self.metrics.requests.labels(task, "none", "none", str(error.status)).inc()
+        if (recent := self._recent.get(task)) is not None:
+            recent.refused(self.clock.now())
         return error
 
     def last_answer_ms(self, task: str) -> int:

@@ -186,8 +186,8 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "`$XDG_STATE_HOME/hawkvision` (`~/.local/state/hawkvision`), unless `port` is 0.")] = None
     review_max_bytes: Annotated[int, GUARANTEES(
         "Bytes of the images that are kept for people to label (`/v1/review`): of audits in which the stages differ, "
-        "and of a few drawn at random. They lie beside `state_file`, for this user only; the oldest leave first. 0 "
-        "keeps none.", ge=0)] = 0
+        "and of a few drawn at random. They lie beside `state_file`, for this user only; the oldest leave first. While "
+        "somebody watches (`/v1/status`), as many of the last images are in memory. 0 keeps none.", ge=0)] = 0
     review_max_days: Annotated[float, GUARANTEES(
         "Days after which such an image is deleted; 0 keeps none.", ge=0.0, le=365.0)] = 0.0
     max_streams: Annotated[Count, GUARANTEES(

@@ -34,6 +34,7 @@ STATES = st.builds(
     StreamState,
     logs=st.dictionaries(NAMES, LOGS, max_size=3),
     carried=st.booleans(),
+    cause=st.text(max_size=20),
     lost=st.booleans(),
     due=st.lists(st.booleans(), max_size=9),
 )

@@ -59,6 +59,8 @@ def ask(caller: Caller, key: str, path: str, method: str = "GET") -> Reply:
         ("GET", "/v1/transport", 200, 200, 200),
         ("GET", "/v2/models/imagenet", 200, 200, 403),
         ("GET", "/metrics", 403, 200, 403),
+        ("GET", "/v1/status", 403, 200, 403),
+        ("GET", "/v1/status/answers/0/image", 403, 403, 403),
         ("GET", "/v1/targets", 200, 200, 403),
         ("GET", "/docs", 200, 200, 200),
         ("GET", "/openapi.json", 200, 200, 403),

@@ -208,7 +208,7 @@ def test_a_certificate_from_later_images_of_a_stream_alone_ends_its_alarm(
 
 def test_an_alarm_before_the_clock_was_set_is_ended_by_no_certificate() -> None:
     node = Node(wall=60.0)
-    node.monitor.node.suspend(node.monitor._now)
+    node.monitor.node.suspend(node.monitor._now, "a test")
     node.wall.advance(2e9)
     node.monitor.adopt({"p/edge"}, images(1e6, 1e6))
     assert node.watched().suspended
@@ -217,7 +217,7 @@ def test_an_alarm_before_the_clock_was_set_is_ended_by_no_certificate() -> None:
 def test_a_certificate_never_ends_an_alarm_about_itself_whatever_the_clock_says() -> None:
     mine = images(5000.0, 6000.0)
     node = Node(dates=mine)
-    node.monitor.node.suspend(node.monitor._now)
+    node.monitor.node.suspend(node.monitor._now, "a test")
     for _ in range(2):
         node.monitor.adopt({"p/edge"}, mine)
         assert node.watched().suspended
@@ -233,6 +233,7 @@ def test_alarms_of_which_nobody_knows_when_they_were_raised_count_as_of_now() ->
     kept = node.rows[NODE]
     assert kept is not None
     assert kept.state.raised == node.wall.now(), "and are written"
+    assert "cannot be read" in kept.state.cause
     node.monitor.adopt({"p/edge"}, images(1.0, 1.0))
     assert not node.watched().suspended
 
@@ -260,6 +261,36 @@ def test_a_node_that_has_forgotten_an_alarm_stays_in_alarm() -> None:
         for number in range(20_000):
             each.request(0.0, f"other {number % 10}")
         assert each.watched("quite another").suspended
+        assert each.monitor.node.state.cause == "more streams are in alarm than can be remembered"
+
+
+def test_an_alarm_says_why_also_after_a_restart() -> None:
+    node = Node()
+    for _ in range(10 * WINDOW):
+        node.request(0.0, "me", "yard")
+    quiet = sum(log.state.audits for log in node.watched("me", "yard").logs[0].logs.values())
+    assert quiet > 0
+    node.suspend("me", "yard")
+    yard = node.watched("me", "yard").logs[0]
+    (log,) = yard.logs.values()
+    differing = log.state.audits - quiet
+    assert yard.state.cause == (
+        f"edge differs from the reference stage in {differing} of the last {log.state.audits} audits with a score of "
+        "at least 0.5, more often than certified: 2 %"
+    )
+    assert node.restarted().watched("me", "yard").logs[0].state.cause == yard.state.cause
+
+
+def test_the_disagreement_at_a_threshold_is_that_of_the_last_audits() -> None:
+    log = Log(CLAIMS, 0.5)
+    assert log.differing(0.5) == (0.0, 0)
+    for number in range(WINDOW):
+        log.record(0.9 if number % 2 else 0.2, 1.0)
+    assert log.differing(-math.inf) == (WINDOW, WINDOW)
+    assert log.differing(0.5) == (WINDOW / 2, WINDOW)
+    for _ in range(WINDOW // 2):
+        log.record(0.9, 0.0)
+    assert log.differing(0.5) == (WINDOW / 4, WINDOW)
 
 
 @pytest.mark.parametrize(
