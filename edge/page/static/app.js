@@ -22,9 +22,10 @@ const some = (children) => children.flat().filter((child) => child != null);
 export const fill = (id, ...children) => byId(id).replaceChildren(...some(children));
 
 export function table(caption, columns, rows) {
+  const cell = (content, place) => place ? make("td", { "data-column": columns[place] }, content) : make("th", { scope: "row" }, content);
   return make("table", {}, make("caption.sr", {}, caption),
     make("thead", {}, make("tr", {}, columns.map((column) => make("th", { scope: "col" }, column)))),
-    make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell, place) => make(place ? "td" : "th", place ? { "data-column": columns[place] } : { scope: "row" }, cell))))));
+    make("tbody", {}, rows.map((row) => make("tr", {}, row.map(cell)))));
 }
 
 export function badge(status, texts) {
@@ -77,11 +78,11 @@ export function notice(error) {
 }
 
 // The choices of a task, once for all views.
-export async function tasks(select, kinds = () => true) {
-  const served = (await (await ask("v1/tasks", "infer")).json()).tasks.filter((each) => each.status === "ready" && kinds(each.kind));
+export async function tasks(select) {
+  const { tasks: all } = await (await ask("v1/tasks", "infer")).json();
+  const served = all.filter((each) => each.status === "ready");
   const chosen = select.value;
   select.replaceChildren(...served.map((each) => make("option", { value: each.task, selected: each.task === chosen }, each.task)));
-  return served;
 }
 
 // -------------------------------------------------------------------------------------------------- the views

@@ -44,20 +44,34 @@ function draw(status) {
   notice(status.draining ? { message: LIVE.draining } : null);
   points = [...points, status.total].slice(-POINTS);
   fill("tiles", tiles(status));
-  fill("chart", line("rate", LIVE.tiles.rate, (each) => each.per_s, (value) => value.toFixed(1)), line("p99", LIVE.tiles.p99, (each) => each.p99_ms, ms));
-  const { columns } = LIVE, of = (...names) => names.map((name) => columns[name]);
-  fill("tasks", table(PAGE.tasks, of("task", "rate", "p50", "p99", "edge", "escalated", "degraded", "refused", "queue"), status.tasks.map((each) =>
-    [each.task, each.per_s.toFixed(1), ms(each.p50_ms), ms(each.p99_ms), ...["edge", "escalated", "degraded", "refused"].map((name) => percent(each[name])), `${each.queue} of ${each.queue_limit}`])));
-  fill("guarantees", table(PAGE.guarantees, of("task", "stream", "status", "audits", "disagreement", "certified"), status.tasks.flatMap((each) => each.guarantee.map((row) => guarantee(each.task, row)))));
-  const alarms = status.tasks.flatMap((each) => each.alarms.map((alarm) => [clock(alarm.time), each.task, alarm.stream ?? LIVE.node, alarm.cause]));
-  fill("alarms", alarms.length ? table(PAGE.alarms, of("time", "task", "stream", "cause"), alarms) : make("p.quiet", {}, LIVE.noAlarms));
-  drawAnswers(status.answers);
+  fill("chart",
+    line("rate", LIVE.tiles.rate, (each) => each.per_s, (value) => value.toFixed(1)), line("p99", LIVE.tiles.p99, (each) => each.p99_ms, ms));
+  rows("tasks", status.tasks.map(task));
+  rows("guarantees", status.tasks.flatMap((each) => each.guarantee.map((row) => guarantee(each.task, row))));
+  rows("alarms", status.tasks.flatMap((each) => each.alarms.map((alarm) => (
+    { time: clock(alarm.time), task: each.task, stream: alarm.stream ?? LIVE.node, cause: alarm.cause }))));
+  rows("answers", status.answers.map(answer));
+  for (const id of thumbnails.keys()) if (!status.answers.some((each) => each.id === id)) thumbnails.delete(id);
+}
+
+// A table of rows with the same columns, or what there is to say without any.
+function rows(id, found) {
+  const columns = Object.keys(found[0] ?? {}).map((name) => LIVE.columns[name]);
+  fill(id, found.length ? table(PAGE[id], columns, found.map((row) => Object.values(row))) : make("p.quiet", {}, LIVE.empty[id]));
+}
+
+function task(each) {
+  const shares = Object.fromEntries(["edge", "escalated", "degraded", "refused"].map((name) => [name, percent(each[name])]));
+  const times = { rate: each.per_s.toFixed(1), p50: ms(each.p50_ms), p99: ms(each.p99_ms) };
+  return { task: each.task, ...times, ...shares, queue: LIVE.of(each.queue, each.queue_limit) };
 }
 
 function tiles({ total, datacenter, link, memory }) {
-  const there = datacenter.configured ? `${datacenter.up ? LIVE.up : LIVE.down} ${LIVE.breaker(datacenter.circuit_breaker)}`.trim() : LIVE.noDatacenter;
-  const values = { rate: total.per_s.toFixed(1), p50: ms(total.p50_ms), p99: ms(total.p99_ms), escalated: percent(total.escalated), degraded: percent(total.degraded),
-    refused: percent(total.refused), queue: total.queue, datacenter: there, link: LIVE.link(link), memory: bytes(memory.resident_bytes) };
+  const values = {
+    rate: total.per_s.toFixed(1), p50: ms(total.p50_ms), p99: ms(total.p99_ms),
+    escalated: percent(total.escalated), degraded: percent(total.degraded), refused: percent(total.refused), queue: total.queue,
+    datacenter: LIVE.datacenter(datacenter), link: LIVE.link(link), memory: bytes(memory.resident_bytes),
+  };
   return Object.entries(values).map(([name, value]) => make("div.tile", {}, make("b", {}, String(value)), LIVE.tiles[name]));
 }
 
@@ -67,21 +81,19 @@ function line(name, title, value, written) {
   const drawn = values.map((each, place) => `${POINTS - values.length + place},${40 - 38 * each / most}`).join(" ");
   const text = `${title}: ${written(values.at(-1))}, ${LIVE.most(written(most))}`;
   return make(`figure.${name}.code`, {}, make("figcaption", {}, text),
-    make("svg", { viewBox: `0 0 ${POINTS} 40`, preserveAspectRatio: "none", role: "img", "aria-label": text }, make("polyline", { points: drawn })));
+    make("svg", { viewBox: `0 0 ${POINTS} 40`, preserveAspectRatio: "none", "aria-hidden": "true" }, make("polyline", { points: drawn })));
 }
+
+const judged = (name, reason) => make("span", {}, badge(name, STATUS[name]), reason ? ` ${REASONS[reason] ?? reason}` : "");
 
 function guarantee(task, row) {
-  const status = make("span", {}, badge(row.status, STATUS[row.status]), row.reason ? ` ${REASONS[row.reason] ?? row.reason}` : "");
-  const certified = row.certified_disagreement == null ? "–" : LIVE.certified(row);
-  return [task, row.stream ?? LIVE.node, status, LIVE.audits(row), percent(row.disagreement), certified];
+  return { task, stream: row.stream ?? LIVE.node, status: judged(row.status, row.reason), audits: LIVE.audits(row),
+    disagreement: percent(row.disagreement), certified: LIVE.certified(row) };
 }
 
-function drawAnswers(answers) {
-  for (const id of thumbnails.keys()) if (!answers.some((each) => each.id === id)) thumbnails.delete(id);
-  const rows = answers.map((each) => [clock(each.time), each.task, make("span", {}, thumbnail(each), each.text), `${each.model} (${each.tier})`,
-    make("span", {}, badge(each.status, STATUS[each.status])), ms(each.ms)]);
-  const { columns } = LIVE;
-  fill("answers", rows.length ? table(PAGE.answers, [columns.time, columns.task, columns.answer, columns.who, columns.status, columns.took], rows) : make("p.quiet", {}, LIVE.noAnswers));
+function answer(each) {
+  return { time: clock(each.time), task: each.task, answer: make("span", {}, thumbnail(each), each.text), who: `${each.model} (${each.tier})`,
+    status: judged(each.status), took: ms(each.ms) };
 }
 
 // The image of an answer, fetched once; none where the node keeps none, or the key may not see it.

@@ -72,8 +72,9 @@ async function once(work) {
 async function draw() {
   byId("undo").disabled = said.length === 0;
   byId("progress").textContent = review.audits ? REVIEW.progress(review) : "";
-  byId("trust").textContent = [REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" ");
-  fill("gain", make("ul.gain", {}, review.targets.map((each) => make("li", {}, make("b", {}, `${REVIEW.target(each)}: `), REVIEW.can(each), make("span.quiet", {}, ` (${REVIEW.more(each)})`)))));
+  byId("trust").textContent = REVIEW.trust(review);
+  fill("gain", make("ul.gain", {}, review.targets.map((each) =>
+    make("li", {}, make("b", {}, `${REVIEW.target(each)}: `), REVIEW.can(each), make("span.quiet", {}, ` (${REVIEW.more(each)})`)))));
   if (!item) {
     fill("item", make("p", {}, review.audits === 0 ? REVIEW.empty : review.keeps_images ? REVIEW.done : REVIEW.noImages));
     return;
@@ -87,13 +88,16 @@ async function draw() {
 
 function answers({ answers }) {
   const several = answers.length > 1;
-  return make("ol.answers", {}, answers.map((each, place) => make("li", {}, several ? `${REVIEW.position[place]}: ` : "", make("b", {}, each.text || REVIEW.none))));
+  return make("ol.answers", {}, answers.map((each, place) =>
+    make("li", {}, several ? `${REVIEW.position[place]}: ` : "", make("b", {}, each.text || REVIEW.none))));
 }
 
 function choices({ choices, answers }) {
   if (!choices.length) return make("button", { type: "button", click: () => next() }, PAGE.next);
-  const buttons = choices.map((choice) => make("button", { type: "button", click: () => judge(choice), "aria-keyshortcuts": REVIEW.keys[choice] },
-    REVIEW.choices[choice], make("kbd.pointer", { "aria-hidden": "true" }, ` ${REVIEW.keys[choice]}`)));
+  const buttons = choices.map((choice) => {
+    const key = make("kbd.pointer", { "aria-hidden": "true" }, REVIEW.keys[choice]);
+    return make("button", { type: "button", click: () => judge(choice), "aria-keyshortcuts": REVIEW.keys[choice] }, REVIEW.choices[choice], " ", key);
+  });
   return make("div", {}, make("div.choices", {}, buttons), corrected(answers[0].label));
 }
 
@@ -101,7 +105,8 @@ function choices({ choices, answers }) {
 function corrected(label) {
   if (label === null || typeof label !== "object") return null;
   const read = Array.isArray(label) ? names(label) : numbers(label);
-  return make("form", { submit: (event) => { event.preventDefault(); judge(read.value()); } }, make("p", {}, PAGE.other), read.inputs, make("button", {}, PAGE.say));
+  const submit = (event) => { event.preventDefault(); judge(read.value()); };
+  return make("form", { submit }, make("p", {}, PAGE.other), read.inputs, make("button", {}, PAGE.say));
 }
 
 function names(label) {

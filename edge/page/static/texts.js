@@ -102,13 +102,16 @@ export const LIVE = {
   columns: { task: "Task", rate: "Answers/s", p50: "P50", p99: "P99", edge: "At the edge", escalated: "Escalated", degraded: "Below target", refused: "Refused", queue: "Waiting",
     stream: "Stream", status: "Status", audits: "Audits made", disagreement: "Stages differ", certified: "Certified for",
     time: "Time", who: "By", cause: "Cause", answer: "Answer", took: "Took" },
-  node: "all traffic", none: "none", up: "answers", down: "gone", noDatacenter: "none",
-  breaker: (state) => state === "closed" ? "" : `circuit breaker ${state.replace("_", "-")}`,
+  node: "all traffic", of: (some, all) => `${some} of ${all}`,
+  datacenter: ({ configured, up, circuit_breaker: breaker }) => !configured ? "none"
+    : `${up ? "answers" : "gone"}${breaker === "closed" ? "" : `, circuit breaker ${breaker.replace("_", "-")}`}`,
   link: (link) => [link.transport, link.rtt_ms == null ? "" : ms(link.rtt_ms), link.loss == null ? "" : `${percent(link.loss)} lost`].filter(Boolean).join(", "),
   audits: (row) => `${row.audits_made} of ${row.audits_due}${row.audits_waiting ? `, ${row.audits_waiting} waiting` : ""}`,
   most: (value) => `at most ${value}`,
-  certified: (row) => `${row.max_drop == null ? "" : `a drop of ${percent(row.max_drop, 2)}, `}${percent(row.certified_disagreement)} different`,
-  noAlarms: "No alarm.", noAnswers: "No answer yet.", idle: "no traffic in the last minute", stale: "Not connected.", draining: "The node is shutting down.",
+  certified: (row) => row.certified_disagreement == null ? "–"
+    : `${row.max_drop == null ? "" : `a drop of ${percent(row.max_drop, 2)}, `}${percent(row.certified_disagreement)} different`,
+  empty: { tasks: "No task is served.", guarantees: "Nothing is watched.", alarms: "No alarm.", answers: "No answer yet." },
+  stale: "Not connected.", draining: "The node is shutting down.",
   thumbnail: (text) => `The image answered with ${text}`,
 };
 
@@ -122,6 +125,7 @@ export const REVIEW = {
   image: (answers) => `The image to judge; ${answers.length > 1 ? "two answers" : "the answer"}: ${listed(answers.map((each) => each.text))}`,
   position: ["First", "Second"], none: "nothing", labels: "The right labels, separated by commas",
   progress: (review) => `${plural(review.labelled, "image")} judged, ${review.waiting} wait. Block ${review.block}: ${review.audits} of ${review.size} audits, the stages differ on ${review.disagreements}.`,
+  trust: (review) => [REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" "),
   random: (review) => review.random_labelled >= review.random_needed ? "" : `Judge ${review.random_needed - review.random_labelled} more of the images drawn at random before anything can be certified.`,
   contradictions: (review) => review.repeated ? `Shown twice: ${review.repeated}; judged differently: ${review.contradictions} (${percent(review.contradictions / review.repeated, 0)}). Those count as lost.` : "",
   target: (target) => `drop of ${percent(target.max_accuracy_drop, 2)}`,

@@ -13,13 +13,18 @@ export async function enter() {
 
 async function listTargets() {
   const { targets } = await (await ask(`v1/targets?task=${encodeURIComponent(byId("task").value)}`, "infer")).json();
-  const drop = ({ accuracy: { target, max_drop } }) => target.quality === "best" ? -1 : target.quality === "fast" ? 2 : target.max_accuracy_drop ?? max_drop ?? 1;
-  const before = listings[byId("target").value]?.accuracy.target;
-  listings = targets.sort((one, other) => drop(one) - drop(other));
-  const chosen = listings.findIndex(({ accuracy: { target } }) => before ? JSON.stringify(target) === JSON.stringify(before) : target.quality === "balanced");
+  const before = JSON.stringify(listings[byId("target").value]?.accuracy.target ?? { quality: "balanced" });
+  listings = targets.sort((one, other) => strictness(one) - strictness(other));
+  const chosen = listings.findIndex((each) => JSON.stringify(each.accuracy.target) === before);
   byId("target").max = listings.length - 1;
   byId("target").value = Math.max(0, chosen);
   drawTarget();
+}
+
+// The drop by which targets are ordered, from `best` to `fast`.
+function strictness({ accuracy: { target, max_drop } }) {
+  if (target.quality === "best") return -1;
+  return target.quality === "fast" ? 2 : target.max_accuracy_drop ?? max_drop ?? 1;
 }
 
 function drawTarget() {
@@ -48,8 +53,8 @@ async function send() {
   notice(null);
   fill("answer", make("p.quiet", {}, TRY.asking));
   try {
-    const options = { method: "POST", body: image, headers: { "Content-Type": "application/octet-stream" }, signal: mine.signal };
-    answer = await (await ask(`v1/infer?${new URLSearchParams(fields())}`, "infer", options)).json();
+    const body = { method: "POST", body: image, headers: { "Content-Type": "application/octet-stream" } };
+    answer = await (await ask(`v1/infer?${new URLSearchParams(fields())}`, "infer", { ...body, signal: mine.signal })).json();
   } catch (error) {
     if (mine.signal.aborted) return;
     answer = null;
@@ -89,7 +94,8 @@ function draw() {
   fill("answer", drawPrediction(),
     make("p", {}, whoAndWhy(answer), answer.deadline_met == null ? "" : ` (${TRY.deadline(answer.deadline_met)})`),
     answer.degraded ? make("p", {}, make("span.badge.suspended", {}, TRY.degraded)) : null,
-    make("details", { open: accuracy.status !== "certified" }, make("summary", {}, badge(accuracy.status, status)), guarantee(accuracy).map((line) => make("p", {}, line))));
+    make("details", { open: accuracy.status !== "certified" },
+      make("summary", {}, badge(accuracy.status, status)), guarantee(accuracy).map((line) => make("p", {}, line))));
   drawTime();
 }
 
@@ -101,18 +107,20 @@ function bar(text, share, written) {
 }
 
 function drawPrediction() {
-  if (answer.top_k) return make("ol.bars", {}, answer.top_k.map((each) => bar(each.label, each.confidence, percent(each.confidence))));
-  if (answer.counts) {
-    const regions = Object.entries(answer.counts), several = regions.length > 1;
-    return make("ul", {}, regions.flatMap(([region, groups]) => Object.entries(groups).map(([group, n]) => make("li", {}, (several ? `${region}: ` : "") + TRY.counts(group, n)))));
-  }
-  const found = answer.objects ? drawBoxes() : answer.labels;
+  if (answer.counts) return make("ul", {}, Object.entries(answer.counts).flatMap(drawCounts));
+  const found = answer.objects ? drawBoxes() : answer.top_k ?? answer.labels;
   if (!found) return make("pre", {}, JSON.stringify(answer, null, 1));
-  return found.length ? make("ol.bars", {}, found.map((each) => bar(each.label, each.confidence, percent(each.confidence)))) : make("p", {}, TRY.nothing);
+  if (!found.length) return make("p", {}, TRY.nothing);
+  return make("ol.bars", {}, found.map((each) => bar(each.label, each.confidence, percent(each.confidence))));
+}
+
+function drawCounts([region, groups], _, { length }) {
+  return Object.entries(groups).map(([group, n]) => make("li", {}, (length > 1 ? `${region}: ` : "") + TRY.counts(group, n)));
 }
 
 function drawBoxes() {
-  const least = Number(byId("confidence").value), objects = answer.objects.filter((each) => each.confidence >= least).slice(0, SHOWN_BOXES);
+  const least = Number(byId("confidence").value);
+  const objects = answer.objects.filter((each) => each.confidence >= least).slice(0, SHOWN_BOXES);
   byId("least").querySelector("output").textContent = percent(least, 0);
   fill("boxes", objects.map(({ box: [left, top, right, bottom], label, confidence }) =>
     make("rect", { x: left, y: top, width: right - left, height: bottom - top }, make("title", {}, `${label} ${percent(confidence)}`))));
@@ -123,13 +131,15 @@ function drawTime() {
   const took = answer.timing_ms, known = took.decode + took.queue + took.infer + took.uplink + took.dc;
   const parts = { ...took, rest: Math.max(0, took.total - known) };
   const named = Object.entries(TIMES).filter(([part]) => parts[part] > 0);
-  const whole = make("div.stack", { role: "img", "aria-label": named.map(([part, name]) => `${name} ${ms(parts[part])}`).join(", ") });
+  const said = named.map(([part, name]) => `${name} ${ms(parts[part])}`);
+  const whole = make("div.stack", { role: "img", "aria-label": said.join(", ") });
   for (const [part] of named) {
     const piece = make(`span.${part}`);
     piece.style.flexGrow = parts[part];
     whole.append(piece);
   }
-  fill("time", whole, make("ul.legend", { "aria-hidden": "true" }, named.map(([part, name]) => make("li", {}, make(`span.dot.${part}`), `${name} ${ms(parts[part])}`))));
+  const legend = named.map(([part], place) => make("li", {}, make(`span.dot.${part}`), said[place]));
+  fill("time", whole, make("ul.legend", { "aria-hidden": "true" }, legend));
 }
 
 function drawRequest() {
@@ -137,12 +147,19 @@ function drawRequest() {
   const quoted = (text) => `'${String(text).replaceAll("'", `'\\''`)}'`;
   const name = image?.name || "image.jpg", url = `${base}/v1/infer?${new URLSearchParams(asked)}`;
   const python = Object.entries(asked).map(([field, value]) => `, ${field}=${JSON.stringify(value)}`).join("");
+  const header = keyed() ? `-H "Authorization: Bearer $HAWKVISION_API_KEY" ` : "";
   const examples = {
-    [PAGE.curl]: `curl --data-binary ${quoted(`@${name}`)} ${keyed() ? `-H "Authorization: Bearer $HAWKVISION_API_KEY" ` : ""}${quoted(url)}`,
-    [PAGE.python]: `from hawkvision import Client\n\nwith Client(${JSON.stringify(base)}) as client:\n    answer = client.infer(${JSON.stringify(name)}${python})\n    print(answer.prediction, answer.accuracy.status)`,
+    [PAGE.curl]: `curl --data-binary ${quoted(`@${name}`)} ${header}${quoted(url)}`,
+    [PAGE.python]: `from hawkvision import Client
+
+with Client(${JSON.stringify(base)}) as client:
+    answer = client.infer(${JSON.stringify(name)}${python})
+    print(answer.prediction, answer.accuracy.status)`,
   };
-  fill("same", Object.entries(examples).map(([title, text]) => make("figure.code", {},
-    make("figcaption", {}, title, make("button", { type: "button", click: (event) => copy(text, event.target) }, PAGE.copy)), make("pre", { tabindex: "0" }, text))));
+  fill("same", Object.entries(examples).map(([title, text]) => {
+    const button = make("button", { type: "button", click: () => copy(text, button), "aria-label": `${PAGE.copy} ${title}` }, PAGE.copy);
+    return make("figure.code", {}, make("figcaption", {}, title, button), make("pre", { tabindex: "0" }, text));
+  }));
 }
 
 async function copy(text, button) {
@@ -151,7 +168,9 @@ async function copy(text, button) {
 
 // --------------------------------------------------------------------------------------------------- listening
 
-for (const id of ["file", "camera"]) byId(id).addEventListener("change", (event) => { choose(event.target.files[0]); event.target.value = ""; });
+for (const id of ["file", "camera"]) {
+  byId(id).addEventListener("change", ({ target }) => { choose(target.files[0]); target.value = ""; });
+}
 byId("asked").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 byId("target").addEventListener("input", drawTarget);
 byId("target").addEventListener("change", send);
