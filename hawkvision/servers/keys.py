@@ -68,7 +68,8 @@ _RULES: Final = tuple(
         ("POST", rf"/v1/(classify|detect|infer|vision/.+)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
         *((method, r"/v1/review(/.*)?", REVIEW) for method in ("GET", "HEAD", "POST", "DELETE")),
         *((method, r"/v1/status/answers/.*", REVIEW) for method in ("GET", "HEAD")),  # callers' images
-        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/(tasks|targets)|/openapi[.]json|/v2(/.*)?", EITHER),
+        ("GET", "/v1/tasks", ALL),  # what each view of the page asks first
+        ("GET", rf"{re.escape(STAGES_PATH)}|/v1/targets|/openapi[.]json|/v2(/.*)?", EITHER),
         ("GET", r".*", OBSERVE),  # /metrics, and what is not found
         ("HEAD", r".*", OBSERVE),
     )

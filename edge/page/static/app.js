@@ -78,8 +78,8 @@ export function notice(error) {
 }
 
 // The choices of a task, once for all views.
-export async function tasks(select) {
-  const { tasks: all } = await (await ask("v1/tasks", "infer")).json();
+export async function tasks(select, scope) {
+  const { tasks: all } = await (await ask("v1/tasks", scope)).json();
   const served = all.filter((each) => each.status === "ready");
   const chosen = select.value;
   select.replaceChildren(...served.map((each) => make("option", { value: each.task, selected: each.task === chosen }, each.task)));

@@ -10,7 +10,7 @@ const task = () => encodeURIComponent(byId("review-task").value);
 
 export async function enter() {
   byId("hint").textContent = REVIEW.hint;
-  await tasks(byId("review-task"));
+  await tasks(byId("review-task"), "review");
   await load();
 }
 

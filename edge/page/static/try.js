@@ -7,7 +7,7 @@ let image = null, listings = [], answer = null, asking = null;
 
 export async function enter() {
   draw();
-  await tasks(byId("task"));
+  await tasks(byId("task"), "infer");
   await listTargets();
 }
 

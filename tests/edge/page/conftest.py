@@ -13,6 +13,7 @@ from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
 from hawkvision.servers.keyfile import Scope, add_key
 from hawkvision.system.child_server import ServerProcess, running
 from tests.browser import chromium
+from tests.edge.conftest import Caller
 from tests.edge.peer import Peer, running_peer
 from tests.images import encoded
 
@@ -61,6 +62,27 @@ def certified(tier: Peer) -> Iterator[ServerProcess]:
         pytest.skip(f"{EDGE} has not been built on this machine")
     command = ("edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--datacenter-url", tier.url)
     with running(*command) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def audited(tier: Peer, keys: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A node with these keys that keeps images, and has audited some sixty, which the tier answers otherwise."""
+    if not artifact_path(cache_dir(), "imagenet", EDGE).is_file():
+        pytest.skip(f"{EDGE} has not been built on this machine")
+    folder = tmp_path_factory.mktemp("audited")
+    command = [
+        "edge", "--port", "0", "--backend", "onnxruntime", "--variant", EDGE, "--datacenter-url", tier.url,
+        "--state-file", str(folder / "state"), "--certificates", str(folder / "certificates.json"),
+        "--audit-share", "0.2", "--review-max-bytes", "10000000", "--review-max-days", "1", "--keys-file", keys["file"],
+    ]  # fmt: skip
+    with running(*command) as process:
+        caller = Caller(process)
+        bearer = {scope: {"Authorization": f"Bearer {keys[scope]}"} for scope in ("infer", "review")}
+        while caller.send("GET", "/v1/review", headers=bearer["review"]).json["audits"] < 55:
+            for _ in range(20):
+                assert caller.send("POST", "/v1/infer?quality=fast", encoded(), bearer["infer"]).status == 200
+        caller.close()
         yield process
 
 
