@@ -42,14 +42,16 @@ async function read(reader) {
 
 function draw(status) {
   notice(status.draining ? { message: LIVE.draining } : null);
-  points = [...points, status.total].slice(-POINTS);
-  fill("tiles", tiles(status));
+  const total = all(status.tasks);
+  points = [...points, total].slice(-POINTS);
+  fill("tiles", tiles(total, status));
   fill("chart",
     line("rate", LIVE.tiles.rate, (each) => each.per_s, (value) => value.toFixed(1)), line("p99", LIVE.tiles.p99, (each) => each.p99_ms, ms));
   rows("tasks", status.tasks.map(task));
   rows("guarantees", status.tasks.flatMap((each) => each.guarantee.map((row) => guarantee(each.task, row))));
   rows("alarms", status.tasks.flatMap((each) => each.alarms.map((alarm) => (
-    { time: clock(alarm.time), task: each.task, stream: alarm.stream ?? LIVE.node, cause: alarm.cause }))));
+    { time: alarm.time ? clock(alarm.time) : "–", task: each.task, stream: LIVE.stream(alarm.stream), cause: alarm.cause,
+      ended: alarm.ended ? clock(alarm.ended) : LIVE.stands }))));
   rows("answers", status.answers.map(answer));
   for (const id of thumbnails.keys()) if (!status.answers.some((each) => each.id === id)) thumbnails.delete(id);
 }
@@ -66,9 +68,18 @@ function task(each) {
   return { task: each.task, ...times, ...shares, queue: LIVE.of(each.queue, each.queue_limit) };
 }
 
-function tiles({ total, datacenter, link, memory }) {
+// All tasks together: rates add up, shares are weighted by them, and of times the slowest task's counts.
+function all(tasks) {
+  const sum = (value) => tasks.reduce((found, each) => found + value(each), 0), per_s = sum((each) => each.per_s);
+  const slowest = (name) => tasks.reduce((found, each) => each[name] > (found ?? -1) ? each[name] : found, null);
+  const share = (name) => per_s ? sum((each) => each.per_s * each[name]) / per_s : 0;
+  return { per_s, p50_ms: slowest("p50_ms"), p99_ms: slowest("p99_ms"), escalated: share("escalated"), degraded: share("degraded"),
+    refused: share("refused"), queue: sum((each) => each.queue), several: tasks.length > 1 };
+}
+
+function tiles(total, { datacenter, link, memory }) {
   const values = {
-    rate: total.per_s.toFixed(1), p50: ms(total.p50_ms), p99: ms(total.p99_ms),
+    rate: total.per_s.toFixed(1), [total.several ? "slowest50" : "p50"]: ms(total.p50_ms), [total.several ? "slowest99" : "p99"]: ms(total.p99_ms),
     escalated: percent(total.escalated), degraded: percent(total.degraded), refused: percent(total.refused), queue: total.queue,
     datacenter: LIVE.datacenter(datacenter), link: LIVE.link(link), memory: bytes(memory.resident_bytes),
   };
@@ -87,13 +98,13 @@ function line(name, title, value, written) {
 const judged = (name, reason) => make("span", {}, badge(name, STATUS[name]), reason ? ` ${REASONS[reason] ?? reason}` : "");
 
 function guarantee(task, row) {
-  return { task, stream: row.stream ?? LIVE.node, status: judged(row.status, row.reason), audits: LIVE.audits(row),
+  return { task, stream: LIVE.stream(row.stream, row.named), status: judged(row.status, row.reason), audits: LIVE.audits(row),
     disagreement: percent(row.disagreement), certified: LIVE.certified(row) };
 }
 
 function answer(each) {
   return { time: clock(each.time), task: each.task, answer: make("span", {}, thumbnail(each), each.text), who: `${each.model} (${each.tier})`,
-    status: judged(each.status), took: ms(each.ms) };
+    status: judged(each.status, each.degraded_reason ? "degraded" : null), took: ms(each.ms) };
 }
 
 // The image of an answer, fetched once; none where the node keeps none, or the key may not see it.

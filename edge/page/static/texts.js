@@ -18,7 +18,7 @@ export const PAGE = {
   choose: "Choose an image", camera: "Take a photograph", drop: "or drop or paste one here", task: "Task",
   target: "How accurate", exact: "as the reference stage", fast: "always the edge", deadline: "Deadline", deadlineUnit: "ms, empty for none", ask: "Ask again", confidence: "Boxes from a confidence of",
   answer: "Answer", time: "Where the time went", same: "The same request", curl: "curl", python: "Python", copy: "Copy", api: "API",
-  rate: "Answers per second, and P99 in ms, of the last two minutes", tasks: "Tasks", guarantees: "Guarantees", alarms: "Alarms", answers: "Last answers",
+  rate: "The last two minutes", tasks: "Tasks", guarantees: "Guarantees", alarms: "Alarms", answers: "Last answers",
   undo: "Undo", certify: "Renew the certificates", certifiable: "What the clicks make certifiable", next: "Next", other: "Another answer", say: "Say so",
   checked: "I looked again at the labels of the images drawn at random, and they are right",
 };
@@ -98,20 +98,20 @@ export function guarantee(accuracy) {
 // ------------------------------------------------------------------------------------------------------ live
 
 export const LIVE = {
-  tiles: { rate: "answers/s", p50: "P50", p99: "P99", escalated: "escalated", degraded: "below target", refused: "refused", queue: "waiting", datacenter: "datacenter", link: "link", memory: "memory" },
-  columns: { task: "Task", rate: "Answers/s", p50: "P50", p99: "P99", edge: "At the edge", escalated: "Escalated", degraded: "Below target", refused: "Refused", queue: "Waiting",
+  tiles: { rate: "requests/s", p50: "P50", p99: "P99", slowest50: "P50, slowest task", slowest99: "P99, slowest task", escalated: "escalated", degraded: "below target", refused: "refused", queue: "waiting", datacenter: "datacenter", link: "link", memory: "memory" },
+  columns: { task: "Task", rate: "Requests/s", p50: "P50", p99: "P99", edge: "At the edge", escalated: "Escalated", degraded: "Below target", refused: "Refused", queue: "Waiting",
     stream: "Stream", status: "Status", audits: "Audits made", disagreement: "Stages differ", certified: "Certified for",
-    time: "Time", who: "By", cause: "Cause", answer: "Answer", took: "Took" },
-  node: "all traffic", of: (some, all) => `${some} of ${all}`,
+    time: "Time", who: "By", cause: "Cause", ended: "Ended", answer: "Answer", took: "Took" },
+  stream: (hash, named) => hash == null ? "all traffic" : `${named === false ? "caller " : ""}${hash.slice(0, 8)}`, of: (some, all) => `${some} of ${all}`,
   datacenter: ({ configured, up, circuit_breaker: breaker }) => !configured ? "none"
-    : `${up ? "answers" : "gone"}${breaker === "closed" ? "" : `, circuit breaker ${breaker.replace("_", "-")}`}`,
-  link: (link) => [link.transport, link.rtt_ms == null ? "" : ms(link.rtt_ms), link.loss == null ? "" : `${percent(link.loss)} lost`].filter(Boolean).join(", "),
+    : [up ? "answers" : "gone", breaker && breaker !== "closed" ? `circuit breaker ${breaker.replace("_", "-")}` : ""].filter(Boolean).join(", "),
+  link: (link) => !link.transport ? "–" : [link.transport, link.rtt_ms == null ? "" : ms(link.rtt_ms), link.loss == null ? "" : `${percent(link.loss)} lost`].filter(Boolean).join(", "),
   audits: (row) => `${row.audits_made} of ${row.audits_due}${row.audits_waiting ? `, ${row.audits_waiting} waiting` : ""}`,
   most: (value) => `at most ${value}`,
   certified: (row) => row.certified_disagreement == null ? "–"
     : `${row.max_drop == null ? "" : `a drop of ${percent(row.max_drop, 2)}, `}${percent(row.certified_disagreement)} different`,
   empty: { tasks: "No task is served.", guarantees: "Nothing is watched.", alarms: "No alarm.", answers: "No answer yet." },
-  stale: "Not connected.", draining: "The node is shutting down.",
+  stands: "stands", stale: "Not connected.", draining: "The node is shutting down.",
   thumbnail: (text) => `The image answered with ${text}`,
 };
 

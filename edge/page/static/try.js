@@ -40,7 +40,7 @@ function drawTarget() {
 
 function fields() {
   const [[name, value] = []] = Object.entries(listings[byId("target").value]?.accuracy.target ?? {});
-  const asked = { task: byId("task").value };
+  const asked = byId("task").value ? { task: byId("task").value } : {};
   if (name) asked[name] = value;
   if (byId("deadline").value) asked.deadline_ms = Number(byId("deadline").value);
   return asked;
