@@ -2,9 +2,10 @@
 import { ask, byId, fill, make, notice, post, show, tasks } from "./app.js";
 import { PAGE, REVIEW, percent } from "./texts.js";
 
-const AHEAD = 20;
+const AHEAD = 5; // images; what a person was given is kept from others for two minutes
+const FEW = 3; // so few are left when further ones are asked for
 const reviewer = crypto.randomUUID?.() ?? String(Math.random()); // by which work is divided between people
-let review = null, item = null, said = [], busy = false;
+let review = null, item = null, said = [], busy = false, asked = 0;
 
 const task = () => encodeURIComponent(byId("review-task").value);
 
@@ -14,16 +15,27 @@ export async function enter() {
   await load();
 }
 
-// Ask for what waits; `item` is the first of it.
+// Begin anew with what waits.
 async function load() {
-  review = await (await ask(`v1/review?task=${task()}&reviewer=${reviewer}&limit=${AHEAD}`, "review")).json();
-  await next();
+  item = null;
+  await refill();
 }
 
-async function next() {
+// Ask for what waits, and what the clicks made of it, without taking away the image that is looked at.
+async function refill() {
+  const mine = ++asked;
+  const fresh = await (await ask(`v1/review?task=${task()}&reviewer=${reviewer}&limit=${AHEAD}`, "review")).json();
+  if (mine !== asked) return; // a later question was asked meanwhile
+  review = fresh;
+  review.items = review.items.filter((each) => each.id !== item?.id && !said.includes(each.id));
+  if (item) drawGain();
+  else next();
+}
+
+function next() {
   item = review.items.shift() ?? null;
-  if (!item && review.next != null) return load();
-  await draw();
+  if (review.items.length < FEW && review.waiting > review.items.length + 1) refill().catch(notice);
+  draw();
 }
 
 // ---------------------------------------------------------------------------------------------------- judging
@@ -34,8 +46,9 @@ async function judge(label) {
     await ask(`v1/review/${item.id}?task=${task()}`, "review", post({ label }));
     said.push(item.id);
     review.labelled += 1;
-    review.waiting = Math.max(0, review.waiting - 1);
-    await (review.items.length ? next() : load());
+    review.waiting -= 1;
+    if (review.items.length) next();
+    else await load();
   });
 }
 
@@ -69,21 +82,25 @@ async function once(work) {
 
 // ---------------------------------------------------------------------------------------------------- drawing
 
-async function draw() {
+function drawGain() {
   byId("undo").disabled = said.length === 0;
   byId("progress").textContent = review.audits ? REVIEW.progress(review) : "";
   byId("trust").textContent = REVIEW.trust(review);
   fill("gain", make("ul.gain", {}, review.targets.map((each) =>
     make("li", {}, make("b", {}, `${REVIEW.target(each)}: `), REVIEW.can(each), make("span.quiet", {}, ` (${REVIEW.more(each)})`)))));
+}
+
+function draw() {
+  drawGain();
   if (!item) {
-    fill("item", make("p", {}, review.audits === 0 ? REVIEW.empty : review.keeps_images ? REVIEW.done : REVIEW.noImages));
+    fill("item", make("p", {}, REVIEW.nothing(review)));
     return;
   }
-  const mine = item, kind = item.choices.length ? item.kind : "look";
+  const kind = item.choices.length ? item.kind : "look";
   const picture = make("img", { alt: REVIEW.image(item.answers) });
   fill("item", make("h2", {}, REVIEW.ask[kind]), picture, answers(item), choices(item), make("p.quiet", {}, REVIEW.why[kind]));
-  const had = item.image != null && await show(picture, item.image.slice(1), "review");
-  if (!had && item === mine) picture.replaceWith(make("p.quiet", {}, REVIEW.gone));
+  const shown = item.image == null ? Promise.resolve(false) : show(picture, item.image.slice(1), "review");
+  shown.then((had) => { if (!had) picture.replaceWith(make("p.quiet", {}, REVIEW.gone)); });
 }
 
 function answers({ answers }) {

@@ -131,8 +131,9 @@ export const REVIEW = {
   target: (target) => `drop of ${percent(target.max_accuracy_drop, 2)}`,
   can: (target) => target.certified ? `certifiable, escalates ${percent(target.escalation, 0)}` : "not certifiable yet",
   more: (target) => target.more === 0 ? "no further click would help" : `${plural(target.more, "more click")} may bring it to ${percent(target.then, 0)}`,
-  done: "Nothing waits for a look.", empty: "No audits yet: the node checks a share of its traffic by the reference stage. Come back when there is some.",
-  noImages: "This node keeps no images to look at. Set review_max_bytes and review_max_days, or review a folder with hawkvision review FOLDER.",
+  nothing: (review) => review.audits === 0 ? "No audits yet: the node checks a share of its traffic by the reference stage. Come back when there is some."
+    : !review.keeps_images ? "This node keeps no images to look at. Set review_max_bytes and review_max_days, or review a folder with hawkvision review FOLDER."
+      : review.waiting > 0 ? "Other people look at what is left; it comes back within two minutes." : "Nothing waits for a look.",
   gone: "The image is not kept any more.", undone: "Taken back.", doubt: (why) => `The labels are not believed yet: ${why}`,
   made: (made) => `Certificates made of ${made.n} audits and ${plural(made.labels, "label")}: ${made.targets.filter((each) => each.certified).map((each) => percent(each.max_accuracy_drop, 2)).join(", ") || "no drop could be certified"}. They are in force within seconds.`,
   keys: { right: "1", first: "1", wrong: "2", second: "2", neither: "3", cannot_tell: "0" }, hint: "Keys: 1, 2, 3, 0, and U to undo.",
