@@ -47,8 +47,8 @@ class Tab:
 
     def sign_in(self, key: str) -> None:
         """Enter a key by the keyboard."""
-        if self.page.locator("#sign-in").get_attribute("open") is None:
-            self.page.locator("#sign-in summary").press("Enter")
+        # The page opens the form itself when the node asks for a key, perhaps in between; a click might close it again.
+        self.page.locator("#sign-in").evaluate("(form) => { form.open = true; }")
         self.page.locator("#key").press_sequentially(key)
         self.page.locator("#key").press("Enter")
 

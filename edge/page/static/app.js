@@ -28,6 +28,14 @@ export function table(caption, columns, rows) {
     make("tbody", {}, rows.map((row) => make("tr", {}, row.map(cell)))));
 }
 
+// Boxes over an image; their corners are shares of its width and height.
+export function boxes(objects, name, written) {
+  return objects.map((each) => {
+    const [left, top, right, bottom] = each.box;
+    return make(`rect.${name}`, { x: left, y: top, width: right - left, height: bottom - top }, make("title", {}, written(each)));
+  });
+}
+
 export function badge(status, texts) {
   return make(`span.badge.${status}`, {}, make("span", { "aria-hidden": "true" }, `${texts.sign} `), texts.short);
 }

@@ -1,11 +1,11 @@
 // Review: one image after the other, one click each, and what the clicks make certifiable.
-import { ask, byId, fill, make, notice, post, show, tasks } from "./app.js";
+import { ask, boxes, byId, fill, make, notice, post, show, tasks } from "./app.js";
 import { PAGE, REVIEW, percent } from "./texts.js";
 
 const AHEAD = 5; // images; what a person was given is kept from others for two minutes
 const FEW = 3; // so few are left when further ones are asked for
 const reviewer = crypto.randomUUID?.() ?? String(Math.random()); // by which work is divided between people
-let review = null, item = null, said = [], busy = false, asked = 0;
+let review = null, item = null, said = [], passed = 0, busy = false, asked = 0;
 
 const task = () => encodeURIComponent(byId("review-task").value);
 
@@ -24,7 +24,7 @@ async function load() {
 // Ask for what waits, and what the clicks made of it, without taking away the image that is looked at.
 async function refill() {
   const mine = ++asked;
-  const fresh = await (await ask(`v1/review?task=${task()}&reviewer=${reviewer}&limit=${AHEAD}`, "review")).json();
+  const fresh = await (await ask(`v1/review?task=${task()}&reviewer=${reviewer}&limit=${AHEAD}&offset=${passed}`, "review")).json();
   if (mine !== asked) return; // a later question was asked meanwhile
   review = fresh;
   review.items = review.items.filter((each) => each.id !== item?.id && !said.includes(each.id));
@@ -98,7 +98,10 @@ function draw() {
   }
   const kind = item.choices.length ? item.kind : "look";
   const picture = make("img", { alt: REVIEW.image(item.answers) });
-  fill("item", make("h2", {}, REVIEW.ask[kind]), picture, answers(item), choices(item), make("p.quiet", {}, REVIEW.why[kind]));
+  const drawn = item.answers.flatMap(({ label }, place) => boxes(label?.objects ?? [], place ? "second" : "first", (each) => each.label));
+  const over = make("svg.boxes", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, drawn);
+  const why = make("p.quiet", {}, REVIEW.why[kind]);
+  fill("item", make("h2", {}, REVIEW.ask[kind]), make("figure.picture", {}, picture, over), answers(item), choices(item), why);
   const shown = item.image == null ? Promise.resolve(false) : show(picture, item.image.slice(1), "review");
   shown.then((had) => { if (!had) picture.replaceWith(make("p.quiet", {}, REVIEW.gone)); });
 }
@@ -110,7 +113,7 @@ function answers({ answers }) {
 }
 
 function choices({ choices, answers }) {
-  if (!choices.length) return make("button", { type: "button", click: () => next() }, PAGE.next);
+  if (!choices.length) return make("button", { type: "button", click: () => { passed += 1; next(); } }, PAGE.next);
   const buttons = choices.map((choice) => {
     const key = make("kbd.pointer", { "aria-hidden": "true" }, REVIEW.keys[choice]);
     return make("button", { type: "button", click: () => judge(choice), "aria-keyshortcuts": REVIEW.keys[choice] }, REVIEW.choices[choice], " ", key);
@@ -120,8 +123,8 @@ function choices({ choices, answers }) {
 
 // A form for what the choices cannot say: numbers of counts, names of a set of labels; a class needs none.
 function corrected(label) {
-  if (label === null || typeof label !== "object") return null;
-  const read = Array.isArray(label) ? names(label) : numbers(label);
+  if (typeof label !== "number" && (label === null || typeof label !== "object")) return null;
+  const read = Array.isArray(label) ? names(label) : typeof label === "number" ? single(label) : numbers(label);
   const submit = (event) => { event.preventDefault(); judge(read.value()); };
   return make("form", { submit }, make("p", {}, PAGE.other), read.inputs, make("button", {}, PAGE.say));
 }
@@ -129,6 +132,11 @@ function corrected(label) {
 function names(label) {
   const input = make("input", { type: "text", value: label.join(", "), "aria-label": REVIEW.labels });
   return { inputs: input, value: () => input.value.split(",").map((each) => each.trim()).filter(Boolean) };
+}
+
+function single(label) {
+  const { inputs, value } = numbers({ [REVIEW.count]: label });
+  return { inputs, value: () => value()[REVIEW.count] };
 }
 
 // `{group: number}`, or `{region: {group: number}}`.
@@ -150,7 +158,7 @@ function numbers(label) {
 
 byId("undo").addEventListener("click", undo);
 byId("certify").addEventListener("click", certify);
-byId("review-task").addEventListener("change", () => { said = []; load().catch(notice); });
+byId("review-task").addEventListener("change", () => { said = []; passed = 0; load().catch(notice); });
 addEventListener("keydown", (event) => {
   if (byId("review").hidden || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
   if (event.key.toLowerCase() === "u") undo();

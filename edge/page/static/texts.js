@@ -123,7 +123,7 @@ export const REVIEW = {
   why: { random: "Drawn at random from all traffic: these show whether the labels can be believed.", disagreement: "The two stages answered differently; it is not said which is whose.",
     look: "Detection is for looking only: to certify it, label boxes and use hawkvision certify --data." },
   image: (answers) => `The image to judge; ${answers.length > 1 ? "two answers" : "the answer"}: ${listed(answers.map((each) => each.text))}`,
-  position: ["First", "Second"], none: "nothing", labels: "The right labels, separated by commas",
+  position: ["First", "Second"], none: "nothing", count: "Number", labels: "The right labels, separated by commas",
   progress: (review) => `${plural(review.labelled, "image")} judged, ${review.waiting} wait. Block ${review.block}: ${review.audits} of ${review.size} audits, the stages differ on ${review.disagreements}.`,
   trust: (review) => [REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" "),
   random: (review) => review.random_labelled >= review.random_needed ? "" : `Judge ${review.random_needed - review.random_labelled} more of the images drawn at random before anything can be certified.`,

@@ -1,5 +1,5 @@
 // Try: one image, what it is asked for, and the answer drawn.
-import { ask, badge, byId, fill, keyed, make, notice, tasks } from "./app.js";
+import { ask, badge, boxes, byId, fill, keyed, make, notice, tasks } from "./app.js";
 import { ERRORS, PAGE, STATUS, TIMES, TRY, guarantee, ms, percent, whoAndWhy } from "./texts.js";
 
 const SHOWN_BOXES = 100;
@@ -122,8 +122,7 @@ function drawBoxes() {
   const least = Number(byId("confidence").value);
   const objects = answer.objects.filter((each) => each.confidence >= least).slice(0, SHOWN_BOXES);
   byId("least").querySelector("output").textContent = percent(least, 0);
-  fill("boxes", objects.map(({ box: [left, top, right, bottom], label, confidence }) =>
-    make("rect", { x: left, y: top, width: right - left, height: bottom - top }, make("title", {}, `${label} ${percent(confidence)}`))));
+  fill("boxes", boxes(objects, "first", (each) => `${each.label} ${percent(each.confidence)}`));
   return objects;
 }
 

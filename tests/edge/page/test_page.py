@@ -145,3 +145,7 @@ def test_the_views_are_reached_by_the_keyboard_alone(browser: Browser, node: Ser
         opened.page.keyboard.press("Enter")
         opened.page.locator("#live").wait_for()
         expect(opened.page.locator("nav a[aria-current]")).to_have_text("Live")
+        opened.page.locator("#sign-in summary").press("Enter")
+        opened.page.keyboard.press("Tab")
+        opened.page.keyboard.type("a key")
+        expect(opened.page.locator("#key")).to_have_value("a key")
