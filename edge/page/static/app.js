@@ -113,7 +113,7 @@ async function enter() {
   try {
     await (await views[name]()).enter(gone.signal);
   } catch (error) {
-    if (!gone.signal.aborted) notice(error);
+    if (!gone.signal.aborted) notice(error.status === 404 ? { message: ERRORS.noView } : error);
   }
 }
 
@@ -122,7 +122,7 @@ for (const element of document.querySelectorAll("[data-label]")) element.setAttr
 document.title = PAGE.title;
 byId("sign-in").querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  key = byId("key").value.trim();
+  key = byId("key").value.trim().replace(/[^\x21-\x7e]/g, "?"); // a header takes no others, and no key has any
   byId("key").value = "";
   byId("sign-in").open = false;
   enter();

@@ -26,7 +26,7 @@ export const PAGE = {
 export const ERRORS = {
   scope: { infer: "This view needs a key with the scope infer.", observe: "This view needs a key with the scope observe.",
     review: "This view needs a key with the scope review.", operate: "This needs a key with the scope operate." },
-  wrongKey: "This node does not know that key.",
+  noView: "This server does not offer this view.", wrongKey: "This node does not know that key.",
   offline: "The node does not answer. Trying again.",
   noImage: (name) => `${name || "This"} cannot be shown here; the node may still read it.`,
   tooLarge: (size, limit) => `The image has ${(size / 1e6).toFixed(1)} MB; this node takes ${(limit / 1e6).toFixed(1)} MB.`,
