@@ -157,32 +157,36 @@ class Auditor:
         """Audits that wait or are made."""
         return len(self._waiting) + self._busy
 
-    def consider(
-        self,
-        watched: Watched,
-        scores: Sequence[StageScore],
-        body: bytes,
-        trace: TraceContext,
-        *,
-        reference: Prediction | None = None,
-        unscored: Unscored | None = None,
-    ) -> None:
+    def draw(self, watched: Watched, *, claimed: bool) -> Due | None:
         """Draw whether to audit a request. Called for every request, once its outcome is known.
 
         Args:
             watched: what watches it.
+            claimed: whether anything certified is about its scores.
+        """
+        if self.evidence is None and not claimed:
+            return None
+        return self._monitor.draw(watched if claimed else UNWATCHED)
+
+    def audit(
+        self,
+        due: Due,
+        scores: Sequence[StageScore],
+        body: bytes,
+        trace: TraceContext,
+        reference: Prediction | None,
+        unscored: Unscored | None,
+    ) -> None:
+        """Audit a request that was drawn.
+
+        Args:
+            due: what `draw` gave.
             scores: of each stage below the reference stage that ran, the edge stage's first.
             body: the image.
             trace: the request's span; an audit is a child.
             reference: the prediction of the reference stage, if it has answered already.
             unscored: how the edge stage would score the image, if it has not.
         """
-        claims = any(scored.claims is not None for scored in (*scores, *(() if unscored is None else (unscored,))))
-        if self.evidence is None and not claims:
-            return
-        due = self._monitor.draw(watched if claims else UNWATCHED)
-        if due is None:
-            return
         audit = _Audit(due, scores, body, trace, self._versions(), unscored)
         self._begin_row(audit)
         if audit.row is None and unscored is not None and unscored.claims is None:

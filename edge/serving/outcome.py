@@ -257,15 +257,17 @@ def _consider(
     if image.reported:
         return
     image.reported = True
-    unscored = None
-    scored = not image.route.first_only and any(each.stage == guarantees.stage.name for each in scores)
-    if not scored and request.received == WHOLE and guarantees.whole_edge_certified:
-        claims = None if image.route.first_only else image.watched.edge_claims
-        run = functools.partial(context.executor.score, image, guarantees.stage)
-        unscored = Unscored(claims, lambda: context.executor.pool.has_room, run)
-    if not guarantees.edge_certified(image.route):
-        scores = ()
-    if scores or unscored is not None:
-        context.auditor.consider(
-            image.watched, scores, request.body, request.trace, reference=reference, unscored=unscored
-        )
+    first_only = image.route.first_only
+    scored = not first_only and any(each.stage == guarantees.stage.name for each in scores)
+    scores = scores if guarantees.edge_certified(image.route) else ()
+    runs = not scored and request.received == WHOLE and guarantees.whole_edge_certified
+    if not (scores or runs):
+        return
+    claims = None if first_only else image.watched.edge_claims
+    claimed = (runs and claims is not None) or any(each.claims is not None for each in scores)
+    due = context.auditor.draw(image.watched, claimed=claimed)
+    if due is None:
+        return
+    run = functools.partial(context.executor.score, image, guarantees.stage)
+    unscored = Unscored(claims, lambda: context.executor.pool.has_room, run) if runs else None
+    context.auditor.audit(due, scores, request.body, request.trace, reference, unscored)
