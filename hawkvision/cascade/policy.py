@@ -119,14 +119,15 @@ class Policy:
         """The number of logs of the intermediate stage, among which the probability of a false alarm is divided."""
         condition = self._condition
         certificates = (condition.balanced, condition.fast, *condition.certificates)
-        return max(1, len({c for c in certificates if c.intermediate_watch is not None and c.basis != "profile"}))
+        between = {each for each in certificates if each.intermediate_disagreement is not None}
+        return max(1, sum(each.basis != "profile" for each in between))
 
     def _first_alone(self, profile: Profile, first: str, best: str) -> Route:
         """The route of `fast` by the first member of the edge's conditional ensemble."""
         pair = profile.pair(first, best)
         fast = pair.conditions[0].fast
         name = certificates_name((profile.stage(first).fingerprint, self._models), fast)
-        claim = Claim(-math.inf, fast.edge_watch.disagreement)
+        claim = Claim(-math.inf, fast.edge_disagreement)
         claims = None if fast.basis == "profile" else claims_of(name, first, [claim], fast.delta)
         return replace(
             self._edge_alone(self._guaranteed(Quality.FAST, fast), claims),
@@ -257,16 +258,16 @@ class Policy:
 
     def _parts_of(self, certificate: Certificate) -> tuple[IntermediateRoute | None, StageClaims | None]:
         threshold, bar = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)
-        stage, watch, intermediate, claims = self.pair.intermediate, certificate.intermediate_watch, None, None
+        stage, most, intermediate, claims = self.pair.intermediate, certificate.intermediate_disagreement, None, None
         certified = certificate.basis != "profile"  # without a certificate there is nothing to monitor
         edge = self._edge_claims if certified and threshold < math.inf else None
-        if stage is not None and watch is not None and bar < math.inf:
+        if stage is not None and most is not None and bar < math.inf:
             intermediate = IntermediateRoute(stage.name, stage.score, bar)
             if certified:
                 # The edge's threshold decides which images reach it, so each certificate has a log of its own.
                 log = f"{stage.name} at a drop of {certificate.max_drop}"
                 delta = certificate.delta / self._intermediate_certificates
-                claims = claims_of(self._name, log, [Claim(bar, watch.disagreement)], delta)
+                claims = claims_of(self._name, log, [Claim(bar, most)], delta)
         return intermediate, None if edge is None and claims is None else StageClaims(edge, claims)
 
 
@@ -282,7 +283,7 @@ def _edge_claims(name: str, edge: str, condition: Condition) -> Claims | None:
         for certificate in (condition.fast, condition.balanced, *condition.certificates)
         if certificate.basis != "profile" and threshold_value(certificate.threshold) < math.inf
     ]
-    found = [Claim(threshold_value(each.threshold), each.edge_watch.disagreement) for each in certificates]
+    found = [Claim(threshold_value(each.threshold), each.edge_disagreement) for each in certificates]
     return claims_of(name, edge, found, min(each.delta for each in certificates)) if found else None
 
 

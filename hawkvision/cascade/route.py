@@ -163,8 +163,7 @@ def guaranteed(
 
 def _watched_max_drop(certificate: Certificate) -> float:
     """What audits without labels hold the drop to: the disagreement of both stages, of which each is watched."""
-    watches = (certificate.edge_watch, certificate.intermediate_watch)
-    return stated_drop(sum(watch.disagreement for watch in watches if watch is not None))
+    return stated_drop(certificate.edge_disagreement + (certificate.intermediate_disagreement or 0.0))
 
 
 def certificates_name(models: Any, certificates: Any) -> str:

@@ -116,8 +116,6 @@ class ThresholdStep:
     """Sum of the negative ℓ, without the sign."""
     differing: float
     """Sum of the disagreements of the images answered below the reference stage."""
-    edge_differing: float
-    """Of those that the edge answered."""
 
 
 def threshold_grid(scores: Floats, points: int = 200) -> Floats:
@@ -137,14 +135,12 @@ def sweep(evidence: Evidence, path: Sequence[Thresholds]) -> Iterator[ThresholdS
     for thresholds in path:
         answered = _answered(evidence, thresholds)
         gone = np.concatenate([each[some] for each, some in zip(lost, answered, strict=True)])
-        differing = [
+        differing = sum(
             float(stage.disagreements[some].sum()) for stage, some in zip(evidence.stages, answered, strict=True)
-        ]
+        )
         escalated = n - int(answered[0].sum())
         more, less = float(gone[gone > 0].sum()), -float(gone[gone < 0].sum())
-        yield ThresholdStep(
-            thresholds, escalated / n, (n - len(gone)) / n, (more - less) / n, more, less, sum(differing), differing[0]
-        )
+        yield ThresholdStep(thresholds, escalated / n, (n - len(gone)) / n, (more - less) / n, more, less, differing)
 
 
 def losses(evidence: Evidence, thresholds: Thresholds) -> Floats:

@@ -13,8 +13,8 @@ import pytest
 from hawkvision.cascade.certification.profile import Profile
 from tests.hawkvision.cascade.synthetic import make_profile
 
-TWO = "ae626a42370f18f8d167b76dec7e1bda0149ba994d140409089b06f3b554db58"
-THREE = "956266ec2c63db974c9a3a96f9ebfab14ecdee656486055160eaa133ecbc09ef"
+TWO = "ed4dbb9b87441953c4ab7834d0f0a123ec768050f68401ce7b75a4d7730aa613"
+THREE = "5397ba1bf391922c4ae4ad5ba8aec7f0303fdfe67b5d5ecbb5bae29e47b99dd9"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ lossy link.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, TypeAlias
@@ -118,22 +117,6 @@ class StageProfile(_Strict, frozen=True):
         return self.accuracy if isinstance(self.sent_accuracy, UnsetType) else self.sent_accuracy
 
 
-class Watch(_Strict, frozen=True, kw_only=True):
-    """Bounds on certified traffic at one stage, as shares of the images that reach it.
-
-    Each bound is the upper end of a one-sided interval at half the certificate's δ, for this threshold. It was chosen
-    on the same images, so the bound may be too low somewhat more often. Then alarms are false; nothing more is
-    certified.
-    """
-
-    max_drop: Fraction
-    """This stage's part of the certificate's ε, in proportion to its disagreement."""
-    disagreement: Fraction
-    """Bound on the mean disagreement of what is answered here with the reference stage, 0 for what is not."""
-    difficulty: Fraction
-    """Bound on the share that this stage passes on."""
-
-
 class Certificate(_Strict, frozen=True, kw_only=True):
     """Thresholds with their guarantee: the drop is below `max_drop`, except with probability `delta`.
 
@@ -157,9 +140,14 @@ class Certificate(_Strict, frozen=True, kw_only=True):
     """Share that the reference stage answers."""
     observed_drop: float
     """Mean drop on the certification images; without labels, the disagreement, which bounds it."""
-    edge_watch: Watch
-    intermediate_watch: Watch | None = None
-    """None where the intermediate stage is not asked."""
+    edge_disagreement: Fraction
+    """Bound on the mean disagreement with the reference stage of what the edge stage answers, 0 for what it does not.
+
+    The upper end of a one-sided interval at half of δ, for this threshold. It was chosen on the same images, so the
+    bound may be too low somewhat more often. Then alarms are false; nothing more is certified.
+    """
+    intermediate_disagreement: Fraction | None = None
+    """The same of the intermediate stage, over the images that reach it; None where it is not asked."""
 
 
 class PathStep(_Strict, frozen=True, kw_only=True):
@@ -178,25 +166,6 @@ class Condition(_Strict, frozen=True, kw_only=True):
     balanced: Certificate
     fast: Certificate
     certificates: tuple[Certificate, ...]
-
-
-class ScoreCurve(_Strict, frozen=True, kw_only=True):
-    """Expected disagreement and drop by score. Its knots divide the profile split into equal shares, scores rising."""
-
-    scores: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
-    disagreement: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
-    """Expected disagreement with the reference stage given the score."""
-    drop: Annotated[tuple[Fraction, ...], Meta(min_length=2)]
-    """Expected drop given the score, at least 0."""
-
-    def __post_init__(self) -> None:
-        if not len(self.scores) == len(self.disagreement) == len(self.drop):
-            raise ValueError("a curve needs as many disagreements and drops as scores")
-        for name, values, sign in (
-            ("scores", self.scores, 1), ("disagreement", self.disagreement, -1), ("drop", self.drop, -1),
-        ):  # fmt: skip
-            if any(sign * (after - before) < 0 for before, after in itertools.pairwise(values)):
-                raise ValueError(f"the {name} of a curve must be sorted")
 
 
 class ReceivedThreshold(_Strict, frozen=True, kw_only=True):
@@ -236,7 +205,6 @@ class Intermediate(_Strict, frozen=True, kw_only=True):
 
     name: Name
     score: ScoreName
-    curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
     """All pairs of thresholds that were tried with this stage, in testing order."""
     reused_ms: Annotated[float, Meta(ge=0.0)] = 0.0
@@ -266,7 +234,6 @@ class Pair(_Strict, frozen=True, kw_only=True):
     escalation_ms: Annotated[float, Meta(ge=0.0)]
     """The assumed cost of an escalation besides the datacenter's own work."""
     intermediate: Intermediate | None = None
-    curve: ScoreCurve
     path: Annotated[tuple[PathStep, ...], Meta(min_length=1)]
     """All thresholds that were tried without an intermediate stage, in testing order."""
     conditions: Annotated[tuple[Condition, ...], Meta(min_length=1)]

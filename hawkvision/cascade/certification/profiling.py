@@ -36,17 +36,13 @@ from hawkvision.cascade.certification.profile import (
     PathStep,
     Profile,
     RightAnswers,
-    ScoreCurve,
     StageProfile,
-    Watch,
     threshold_value,
 )
 from hawkvision.cascade.certification.threshold_order import (
     Costs,
-    Curve,
     Path,
     expected_cost,
-    measure_curve,
     plan_paths,
 )
 from hawkvision.cascade.confidence import calibration
@@ -168,7 +164,6 @@ def profile_pair(
         planned = Intermediate(
             name=between.predictions.name,
             score=between.score,
-            curve=written_curve(measure_curve(chosen.intermediate, chosen.reference_losses)),
             path=tuple(path_step(step) for step in sweep(sample, paths[1])),
             reused_ms=reused_ms,
         )
@@ -178,7 +173,6 @@ def profile_pair(
         score=scored.score,
         escalation_ms=escalation_ms,
         intermediate=planned,
-        curve=written_curve(measure_curve(chosen.edge, chosen.reference_losses)),
         path=tuple(path_step(step) for step in sweep(sample, paths[0])),
         conditions=(certify_condition(sample, paths, costs, balanced, delta),),
         right=right_answers(sample),
@@ -308,6 +302,16 @@ def write_certificate(
 
     `bounds_drop`: whether agreement bounds the accuracy drop (`TaskKind.agreement_bounds_drop`).
     """
+    at_edge, between = disagreements(sample, step.thresholds)
+    escalated = sample.edge.scores < step.thresholds.edge
+    asked = step.thresholds.intermediate < math.inf
+
+    def most(differing: Floats) -> float:
+        """Of the images that reach a stage: the bound on their disagreement where it answers, else 0."""
+        if not sample.binary:
+            return round(mean_upper_bound(differing, delta / 2), 6)
+        return round(clopper_pearson(int(differing.sum()), len(differing), delta)[1], 6)
+
     return Certificate(
         max_drop=round(max_drop, 6),
         threshold=written(step.thresholds.edge),
@@ -318,42 +322,8 @@ def write_certificate(
         escalation=round(step.escalation, 6),
         to_best=round(step.to_best, 6),
         observed_drop=round(step.drop, 6),
-        edge_watch=_edge_watch(sample, step, max_drop, delta),
-        intermediate_watch=_intermediate_watch(sample, step, max_drop, delta),
-    )
-
-
-def _edge_watch(sample: Evidence, step: ThresholdStep, max_drop: float, delta: float) -> Watch:
-    share = 1.0 if step.thresholds.intermediate == math.inf else _share(step.edge_differing, step.differing)
-    at_edge, _ = disagreements(sample, step.thresholds)
-    return _watch(max_drop * share, at_edge, round(step.escalation * len(sample)), delta, binary=sample.binary)
-
-
-def _intermediate_watch(sample: Evidence, step: ThresholdStep, max_drop: float, delta: float) -> Watch | None:
-    n = len(sample)
-    escalated = sample.edge.scores < step.thresholds.edge
-    count = int(escalated.sum())
-    if step.thresholds.intermediate == math.inf or not count:
-        return None
-    share = _share(step.differing - step.edge_differing, step.differing)
-    _, between = disagreements(sample, step.thresholds)
-    part = max_drop * share * n / count
-    return _watch(part, between[escalated], round(step.to_best * n), delta, binary=sample.binary)
-
-
-def _share(part: float, whole: float) -> float:
-    """A stage's part of the disagreement by the rule of succession, so that no stage gets none."""
-    return (part + 1) / (whole + 2)
-
-
-def _watch(max_drop: float, differing: Floats, passed_on: int, delta: float, *, binary: bool) -> Watch:
-    """Of the images that reach a stage: their disagreement where it answers, else 0, and how many it passes on."""
-    n = len(differing)
-    most = clopper_pearson(int(differing.sum()), n, delta)[1] if binary else mean_upper_bound(differing, delta / 2)
-    return Watch(
-        max_drop=round(min(1.0, max_drop), 6),
-        disagreement=round(most, 6),
-        difficulty=round(clopper_pearson(passed_on, n, delta)[1], 6),
+        edge_disagreement=most(at_edge),
+        intermediate_disagreement=most(between[escalated]) if asked and escalated.any() else None,
     )
 
 
@@ -366,12 +336,3 @@ def path_step(step: ThresholdStep) -> PathStep:
         to_best=round(step.to_best, 6),
         drop=round(step.drop, 6),
     )
-
-
-def written_curve(curve: Curve) -> ScoreCurve:
-    """A curve as profiles hold it."""
-
-    def rounded(values: Floats) -> tuple[float, ...]:
-        return tuple(round(min(max(float(v), 0.0), 1.0), 6) for v in values)
-
-    return ScoreCurve(scores=rounded(curve.scores), disagreement=rounded(curve.disagreement), drop=rounded(curve.drop))

@@ -25,7 +25,6 @@ from hawkvision.tasks.class_scores import Floats
 
 EDGE_POINTS: Final = 100
 INTERMEDIATE_POINTS: Final = 24
-CURVE_KNOTS: Final = 65
 LEAST_SCORE: Final = 1e-6
 """Scores are clipped to this distance from 0 and 1; networks give many images exactly 1.0."""
 
@@ -45,33 +44,11 @@ class Costs:
     """The part of `best` that the intermediate stage has already paid (`datacenter.stages.cascade_executor`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Expected disagreement and drop by score, at knots of equal shares of the profile split, scores rising."""
-
-    scores: Floats
-    disagreement: Floats
-    """E[disagreement with the reference stage | score], falling."""
-    drop: Floats
-    """E[loss_edge − loss_reference | score], at least 0, falling."""
-
-
-def smooth(scores: Floats, values: Floats) -> Floats:
-    """Isotonic regression: for every image (n,) the expectation of its value given its score, falling with it."""
-    from scipy.optimize import isotonic_regression  # edge nodes follow orders and do without SciPy
-
-    # Equal scores get one value, whatever the order of their images.
-    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
-    means = np.bincount(place, weights=values) / count
-    fitted: Floats = isotonic_regression(means, weights=count, increasing=False).x[place]
-    return fitted
-
-
 def disagreement_risk(scores: Floats, disagreements: Floats) -> Floats:
     """E[disagreement | score] of every image (n,), by logistic regression on the score's logit.
 
-    Unlike `smooth` it extrapolates to scores above the last observed difference. A Gaussian prior of variance 1 on the
-    slope (of standardised logits) keeps it finite if one score separates the classes.
+    It extrapolates to scores above the last observed difference. A Gaussian prior of variance 1 on the slope (of
+    standardised logits) keeps it finite if one score separates the classes.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -91,18 +68,6 @@ def disagreement_risk(scores: Floats, disagreements: Floats) -> Floats:
 
     risk: Floats = expit(design @ minimize(loss, np.zeros(2), jac=slope, method="BFGS").x)
     return risk
-
-
-def measure_curve(stage: StageEvidence, reference_losses: Floats, knots: int = CURVE_KNOTS) -> Curve:
-    """The curve of one stage, from images of the profile split."""
-    gap = stage.losses - reference_losses
-    order = np.argsort(stage.scores, kind="stable")
-    places = order[np.linspace(0, len(order) - 1, knots).round().astype(np.intp)]
-    return Curve(
-        stage.scores[places],
-        smooth(stage.scores, stage.disagreements)[places],
-        np.maximum(smooth(stage.scores, gap)[places], 0.0),
-    )
 
 
 def plan_paths(sample: Evidence, costs: Costs) -> tuple[Path, ...]:

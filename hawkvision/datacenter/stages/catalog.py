@@ -86,11 +86,6 @@ class Catalog:
         """The stage of that name, or None."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
-    def best_of(self, group: Group) -> ServedStage:
-        """The best stage that a group runs."""
-        names = {variant.name for variant in group.variants}
-        return next(stage for stage in reversed(self.stages) if names.issuperset(stage.members))
-
     @property
     def groups(self) -> tuple[Group, ...]:
         """All variants, each in one group; the group of the best stage comes last."""

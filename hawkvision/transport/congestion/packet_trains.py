@@ -43,7 +43,6 @@ class Arrival:
 class _Train:
     """Datagrams that left back to back, and their outcomes."""
 
-    first_sent: float
     last_sent: float
     count: int = 0
     size: int = 0
@@ -132,7 +131,7 @@ class PacketTrains:
         if train is None or now - train.last_sent > gap_s or train.count >= TRAIN_MOST:
             if len(self._trains) >= MOST_TRAINS:
                 self._drop(MOST_TRAINS // 8)
-            train = _Train(now, now)
+            train = _Train(now)
             self._trains.append(train)
             self._starts.append(now)
         self.in_flight -= train.outstanding

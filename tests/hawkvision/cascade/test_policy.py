@@ -64,18 +64,19 @@ def test_a_guarantee_says_what_it_rests_on_and_what_watching_without_labels_hold
     assert (fast.basis, fast.n, fast.labels, fast.since, fast.until) == (
         Basis.SHIPPED, certificate.n, certificate.n, None, None,
     )  # fmt: skip
-    assert fast.watched_max_drop == stated_drop(certificate.edge_watch.disagreement) > certificate.observed_drop
+    assert fast.watched_max_drop == stated_drop(certificate.edge_disagreement) > certificate.observed_drop
     loose = Policy(profile, "small", "large", agreement_bounds_drop=False)
     assert {loose.route(q).guarantee.watched_max_drop for q in Quality} == {None}
 
 
 def test_both_stages_below_the_reference_may_differ_from_it_as_often_as_was_certified() -> None:
     policy = Policy(THREE, "small", "large")
-    both = [c for c in THREE.pairs[0].conditions[0].certificates if c.intermediate_watch and c.basis != "profile"]
+    certificates = THREE.pairs[0].conditions[0].certificates
+    both = [c for c in certificates if c.intermediate_disagreement and c.basis != "profile"]
     for certificate in both:
         route = policy.route(MaxAccuracyDrop(stated_drop(certificate.max_drop)))
-        assert certificate.intermediate_watch is not None
-        watched = certificate.edge_watch.disagreement + certificate.intermediate_watch.disagreement
+        assert certificate.intermediate_disagreement is not None
+        watched = certificate.edge_disagreement + certificate.intermediate_disagreement
         assert route.guarantee.watched_max_drop == stated_drop(watched)
     assert both
 
@@ -187,7 +188,7 @@ def with_intermediate(policy: Policy) -> Certificate:
     """A certificate that asks the intermediate stage, with thresholds that can be compared with scores."""
     for certificate in policy.pair.conditions[0].certificates:
         bars = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)
-        if certificate.intermediate_watch is not None and all(map(math.isfinite, bars)):
+        if certificate.intermediate_disagreement is not None and all(map(math.isfinite, bars)):
             return certificate
     raise AssertionError("the synthetic cascade certifies no intermediate stage")
 
@@ -215,12 +216,12 @@ def test_a_route_carries_what_the_certificate_says_of_each_stage() -> None:
     assert edge_claims is not None
     assert intermediate_claims is not None
     assert edge_claims.delta == certificate.delta
-    logs = sum(c.intermediate_watch is not None for c in policy.pair.conditions[0].certificates)
+    logs = sum(c.intermediate_disagreement is not None for c in policy.pair.conditions[0].certificates)
     assert intermediate_claims.delta <= certificate.delta / logs, "each of these certificates has a log of its own"
-    assert certificate.intermediate_watch is not None
+    assert certificate.intermediate_disagreement is not None
     bars = threshold_value(certificate.threshold), threshold_value(certificate.intermediate_threshold)
-    assert Claim(bars[0], certificate.edge_watch.disagreement) in edge_claims.claims
-    assert intermediate_claims.claims == (Claim(bars[1], certificate.intermediate_watch.disagreement),)
+    assert Claim(bars[0], certificate.edge_disagreement) in edge_claims.claims
+    assert intermediate_claims.claims == (Claim(bars[1], certificate.intermediate_disagreement),)
 
 
 def test_every_target_certified_below_the_reference_stage_is_monitored() -> None:

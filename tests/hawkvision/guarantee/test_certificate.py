@@ -65,12 +65,11 @@ def test_sweep_counts_what_going_through_the_images_one_by_one_counts(n: int, se
 def count_one_by_one(sample: Evidence, thresholds: Thresholds) -> ThresholdStep:
     intermediate = sample.intermediate
     assert intermediate is not None
-    lost = gained = differing = edge_differing = 0.0
+    lost = gained = differing = 0.0
     at_edge = at_intermediate = 0
     for i in range(len(sample)):
         if sample.edge.scores[i] >= thresholds.edge:
             stage, at_edge = sample.edge, at_edge + 1
-            edge_differing += stage.disagreements[i]
         elif intermediate.scores[i] >= thresholds.intermediate:
             stage, at_intermediate = intermediate, at_intermediate + 1
         else:
@@ -80,7 +79,7 @@ def count_one_by_one(sample: Evidence, thresholds: Thresholds) -> ThresholdStep:
         differing += stage.disagreements[i]
     n = len(sample)
     shares = (n - at_edge) / n, (n - at_edge - at_intermediate) / n, (lost - gained) / n
-    return ThresholdStep(thresholds, *shares, lost, gained, differing, edge_differing)
+    return ThresholdStep(thresholds, *shares, lost, gained, differing)
 
 
 @given(st.integers(1, 80), st.integers(0, 2**32 - 1), st.booleans())

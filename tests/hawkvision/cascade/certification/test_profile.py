@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hawkvision.cascade.certification.profile import Profile, ScoreCurve
+from hawkvision.cascade.certification.profile import Profile
 from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.core.errors import ManifestError
@@ -146,25 +146,6 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
     bent = dump(make_profile()).replace(b'"format": ', b'"fromat": 2, "format": ', 1)
     with pytest.raises(ManifestError, match="fromat"):
         load_profile(write(tmp_path, bent))
-
-
-@pytest.mark.parametrize(
-    ("scores", "disagreement", "drop", "message"),
-    [
-        ((0.1, 0.2), (0.5, 0.4, 0.3), (0.1, 0.1), "as many"),
-        ((0.2, 0.1), (0.5, 0.4), (0.1, 0.1), "scores of a curve must be sorted"),
-        ((0.1, 0.2), (0.4, 0.5), (0.1, 0.1), "disagreement of a curve must be sorted"),
-        ((0.1,), (0.4,), (0.1,), "length >= 2"),
-        ((0.1, 1.2), (0.4, 0.3), (0.1, 0.1), "<= 1.0"),
-        ((0.1, 0.2), (0.4, 0.3), (0.1, -0.1), ">= 0.0"),
-    ],
-)
-def test_curves_that_make_no_sense_are_refused(
-    scores: tuple[float, ...], disagreement: tuple[float, ...], drop: tuple[float, ...], message: str
-) -> None:
-    document = {"scores": scores, "disagreement": disagreement, "drop": drop}
-    with pytest.raises(msgspec.ValidationError, match=message):
-        msgspec.convert(document, ScoreCurve)
 
 
 def test_stages_and_pairs_are_found_by_name_and_others_named() -> None:

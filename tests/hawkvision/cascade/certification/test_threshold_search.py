@@ -10,22 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.threshold_order import (
-    CURVE_KNOTS,
     Costs,
     disagreement_risk,
     expected_cost,
-    measure_curve,
     plan_paths,
-    smooth,
 )
 from hawkvision.guarantee.certificate import check_path
 from hawkvision.guarantee.evidence import BEST_ONLY, Evidence, StageEvidence, Thresholds, ThresholdStep, sweep
-from hawkvision.tasks.class_scores import Floats
-from tests.fuzz.examples import examples
 from tests.hawkvision.cascade.synthetic import outcomes
 
 COSTS = Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=4.0)
-VALUES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([-1.0, 0.0, 1.0])), min_size=1, max_size=40)
 
 
 def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> Evidence:
@@ -42,25 +36,6 @@ def cascade(seed: int, n: int = 4_000, *, intermediate: float | None = None) -> 
 
     edge = stage(0.7)
     return Evidence(edge, (~best_right).astype(np.float64), None if intermediate is None else stage(intermediate))
-
-
-def least_squares_falling(scores: Floats, values: Floats) -> Floats:
-    """The falling fit by its min-max formula (Robertson, Wright and Dykstra 1988, theorem 1.4.4), in cubic time."""
-    distinct, place = np.unique(scores, return_inverse=True)
-    k = len(distinct)
-
-    def mean(first: int, last: int) -> float:
-        return float(values[(place >= first) & (place <= last)].mean())
-
-    fit = [min(max(mean(a, b) for b in range(i, k)) for a in range(i + 1)) for i in range(k)]
-    return np.array(fit)[place]
-
-
-@given(VALUES)
-@settings(max_examples=examples(300), deadline=None)
-def test_smoothing_is_the_isotonic_least_squares_fit(pairs: list[tuple[float, float]]) -> None:
-    scores, values = np.array([s for s, _ in pairs]), np.array([v for _, v in pairs])
-    np.testing.assert_allclose(smooth(scores, values), least_squares_falling(scores, values), atol=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
@@ -89,17 +64,6 @@ def test_an_intermediate_stage_that_hardly_differs_has_taken_nearly_all_before_t
     _, three = plan_paths(sample, Costs(edge=1.0, best=20.0, escalation=5.0, intermediate=10.0, reused=10.0))
     half = next(step for step in sweep(sample, three) if step.escalation < 0.5)
     assert half.to_best < 0.1 * half.escalation
-
-
-def test_a_curve_has_its_knots_at_equal_shares_and_falls() -> None:
-    sample = cascade(1)
-    curve = measure_curve(sample.edge, sample.reference_losses)
-    assert len(curve.scores) == CURVE_KNOTS
-    np.testing.assert_allclose(curve.scores, np.quantile(sample.edge.scores, np.linspace(0, 1, CURVE_KNOTS)), atol=1e-3)
-    assert np.all(np.diff(curve.disagreement) <= 0)
-    assert np.all(np.diff(curve.drop) <= 0)
-    assert np.all((curve.drop >= 0) & (curve.drop <= curve.disagreement + 0.2))
-    assert curve.disagreement[0] > 0.5 > curve.disagreement[-1]
 
 
 @pytest.mark.parametrize("intermediate", [None, 0.9, 1.0])
@@ -153,5 +117,5 @@ def test_a_cheap_perfect_intermediate_stage_makes_three_levels_that_cost_less() 
 def test_cost_counts_every_stage_that_is_asked(
     thresholds: Thresholds, escalation: float, to_best: float, cost: float
 ) -> None:
-    step = ThresholdStep(thresholds, escalation, to_best, 0.0, 0, 0, 0, 0)
+    step = ThresholdStep(thresholds, escalation, to_best, 0.0, 0, 0, 0)
     assert expected_cost(COSTS, step) == pytest.approx(cost)
