@@ -35,7 +35,8 @@ from hawkvision.core.escalation_api import EscalationReply, EscalationRequest
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import Prediction, Reason
-from hawkvision.guarantee.monitor import LONGEST_WAIT_S, MOST_WAITING, UNWATCHED, Claims, Due, Monitor, Watched
+from hawkvision.guarantee.bets import Claims
+from hawkvision.guarantee.monitor import LONGEST_WAIT_S, MOST_WAITING, UNWATCHED, Due, Monitor, Watched
 from hawkvision.imaging.preprocessing import probe
 from hawkvision.tasks.kind import TaskKind
 

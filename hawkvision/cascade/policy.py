@@ -36,7 +36,7 @@ from hawkvision.core.types import (
     Target,
 )
 from hawkvision.guarantee.answered import stated_drop
-from hawkvision.guarantee.monitor import Claim, Claims, claims_of
+from hawkvision.guarantee.bets import Claim, Claims, claims_of
 
 CACHED_TARGETS: Final = 256
 """Targets whose route for whole images is cached; callers use a handful."""

@@ -15,7 +15,8 @@ from hawkvision.cascade.certification.profile import Certificate, Profile
 from hawkvision.cascade.certification.site_certificates import SiteCertificates
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Basis, Quality, StatusReason, Target
 from hawkvision.guarantee.answered import stated_drop
-from hawkvision.guarantee.monitor import Claims, Dates
+from hawkvision.guarantee.bets import Claims
+from hawkvision.guarantee.monitor import Dates
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m tests.bench.guarantee delays [--seeds 50] [--requests 100000]
 
 A named stream with eight claims of a certified disagreement d of 5 %, all broken at once, is simulated with the
-product's log (`hawkvision.guarantee.monitor.Log`): 1.5, 2 and 4 times d and always, with a new log and after 2,000
+product's log (`hawkvision.guarantee.bets.Log`): 1.5, 2 and 4 times d and always, with a new log and after 2,000
 quiet audits (half of d), disagreements of 0 or 1 and fractions of the same mean.
 
 *Derived*, before the run: Z and W, the numbers of audits so far that differ and agree, are Poisson variables. The delay
@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 from scipy.stats import poisson
 
-from hawkvision.guarantee.monitor import BETS, BLOCK, HORIZON, MOST_SHARE, Claims, Log
+from hawkvision.guarantee.bets import BETS, BLOCK, HORIZON, MOST_SHARE, Claims, Log
 from tests.hawkvision.guarantee.simulated import EIGHT, MOST_REQUESTS, NAMED_PART, SHARE, delay
 
 SUMMARY: Final = "how soon an alarm comes, and how often one is false"

@@ -40,7 +40,7 @@ from hawkvision.core.types import (
     Target,
     Tensors,
 )
-from hawkvision.guarantee.monitor import Claims
+from hawkvision.guarantee.bets import Claims
 from hawkvision.models.fingerprints import CertifiedVersions
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.registry import task_kind

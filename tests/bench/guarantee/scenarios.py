@@ -30,7 +30,7 @@ import numpy as np
 from scipy.stats import nbinom
 
 from hawkvision.guarantee.answered import USED_SHARE, AnsweredRequests
-from hawkvision.guarantee.monitor import WINDOW, Claim, Claims
+from hawkvision.guarantee.bets import WINDOW, Claim, Claims
 from hawkvision.tasks.class_scores import Floats
 from tests.bench.guarantee.certificates import Population, load
 from tests.bench.guarantee.delays import derived, written

@@ -18,7 +18,8 @@ from edge.monitoring.state_store import APPLICATION_ID, StateError, StateFile, d
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
-from hawkvision.guarantee.monitor import NODE, LogState, StreamState
+from hawkvision.guarantee.bets import LogState
+from hawkvision.guarantee.monitor import NODE, StreamState
 from tests.fuzz.examples import examples
 
 NAMES = st.text(max_size=40)

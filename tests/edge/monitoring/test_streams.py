@@ -21,7 +21,8 @@ from edge.monitoring.streams import Streams
 from hawkvision.cascade.route import StageClaims
 from hawkvision.core.clock import ManualClock
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.guarantee.monitor import Claim, Claims, Watched
+from hawkvision.guarantee.bets import Claim, Claims
+from hawkvision.guarantee.monitor import Watched
 from tests.waiting import until
 
 LIMIT = 50

@@ -28,7 +28,7 @@ from hawkvision.core.types import (
     StatusReason,
 )
 from hawkvision.guarantee.answered import stated_drop
-from hawkvision.guarantee.monitor import Claim
+from hawkvision.guarantee.bets import Claim
 from tests.hawkvision.cascade.synthetic import make_profile
 
 PROFILE = make_profile()

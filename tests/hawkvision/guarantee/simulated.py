@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from hawkvision.core.clock import ManualClock
-from hawkvision.guarantee.monitor import MOST_SHARE, Claim, Claims, Dates, Log, Monitor, Stream, StreamState, Watched
+from hawkvision.guarantee.bets import MOST_SHARE, Claim, Claims, Log
+from hawkvision.guarantee.monitor import Dates, Monitor, Stream, StreamState, Watched
 
 SHARE = 0.02
 """Of the images that are audited without suspicion."""

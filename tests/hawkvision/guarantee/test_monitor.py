@@ -8,21 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hawkvision.guarantee.monitor import (
-    HORIZON,
-    LONGEST_WAIT_S,
-    MOST_SHARE,
-    MOST_WAITING,
-    NODE,
-    WINDOW,
-    Claim,
-    Claims,
-    Dates,
-    Due,
-    Log,
-    Stream,
-    StreamState,
-)
+from hawkvision.guarantee.bets import HORIZON, MOST_SHARE, WINDOW, Claim, Claims, Log
+from hawkvision.guarantee.monitor import LONGEST_WAIT_S, MOST_WAITING, NODE, Dates, Due, Stream, StreamState
 from tests.hawkvision.guarantee.simulated import CLAIMS, EIGHT, SHARE, Node, delay
 
 SHIPPED = Dates()
