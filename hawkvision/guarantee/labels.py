@@ -219,7 +219,7 @@ def measurably_oftener(found: int, n: int, before: int, n_before: int) -> bool:
     """Whether `found` of n images is measurably more than `before` of n_before others (Fisher's exact test)."""
     both, all_images = found + before, n + n_before
     ways = sum(math.comb(n, i) * math.comb(n_before, both - i) for i in range(found, min(n, both) + 1))
-    return ways <= LEVEL * math.comb(all_images, both)
+    return ways / math.comb(all_images, both) <= LEVEL
 
 
 def _oftener(won: int, lost: int, tried: int) -> bool:

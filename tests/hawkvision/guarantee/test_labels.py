@@ -130,3 +130,4 @@ def test_a_share_is_taken_for_larger_no_oftener_than_stated_and_twice_to_four_ti
     assert np.mean(blurred) > 0.9
     assert measurably_oftener(12, 30, 84, 700)
     assert not measurably_oftener(1, 30, 0, 700)
+    assert not measurably_oftener(0, 80, 548, 6000), "of numbers that no float holds, too"
