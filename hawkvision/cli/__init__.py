@@ -11,7 +11,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from hawkvision.cli import certification, classify, models, own_models, servers, tools
+from hawkvision.cli import certification, classify, servers, status, tools
+from hawkvision.cli.models import own, shipped
 from hawkvision.cli.options import remember_places
 from hawkvision.cli.review import command as review
 from hawkvision.core import __version__, command_line, logs
@@ -52,12 +53,12 @@ MODELS: Final = Group(
     "Build, bring, check and list models.",
     {
         "": {
-            "build": models.models_build,
-            "list": models.models_list,
-            "verify": models.models_verify,
-            "add": own_models.models_add,
-            "check": own_models.models_check,
-            "quantize": own_models.models_quantize,
+            "build": shipped.models_build,
+            "list": shipped.models_list,
+            "verify": shipped.models_verify,
+            "add": own.models_add,
+            "check": own.models_check,
+            "quantize": own.models_quantize,
         }
     },
 )
@@ -82,7 +83,7 @@ COMMANDS: Final = Group(
             "review": review.review,
             "fpga": tools.FPGA,
         },
-        "Operate": {"keys": KEYS, "doctor": tools.doctor},
+        "Operate": {"status": status.status, "keys": KEYS, "doctor": tools.doctor},
     },
     _before,
 )

@@ -34,6 +34,8 @@ Compared: TypeAlias = Annotated[
 ]
 Unlabelled: TypeAlias = Annotated[bool, Meta(description="The images have no labels.")]
 
+NODE_URL: Final = "http://127.0.0.1:8080"
+"""Where commands look for a node."""
 _ASK: Final = "What to ask"
 _NODE: Final = "The node"
 _OUTPUT: Final = "Output"
@@ -60,7 +62,7 @@ class AskOptions(msgspec.Struct, kw_only=True, frozen=True):
     task: Annotated[str | None, Meta(title=_ASK, description="The task; default: the node's.")] = None
     url: Annotated[str, Meta(
         title=_NODE, description="Address of the edge node.", extra={"variable": "HAWKVISION_URL"},
-    )] = "http://127.0.0.1:8080"
+    )] = NODE_URL
     wait: Annotated[float, Meta(
         ge=0, le=3600, title=_NODE,
         description="Seconds to wait for a node that is starting; 0 does not wait.")] = 0.0

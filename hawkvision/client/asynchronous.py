@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Transport: TypeAlias = Literal["http", "datagram"]
 
+STATUS_PATH: Final = "/v1/status"
 TIMEOUT_S: Final = 30.0
 """Default of `timeout_s`."""
 CONNECTIONS: Final = 16
@@ -254,6 +255,27 @@ class AsyncClient:
             ServiceError: if the node does not reply, or is not ready.
         """
         return await self._get("/v1/targets", self._retry_budget_s, {} if task is None else {"task": task})
+
+    async def status(self) -> dict[str, Any]:
+        """The reply to `GET /v1/status`: rates, guarantees, alarms, the datacenter, the last answers.
+
+        Raises:
+            Forbidden: if the key may not `observe`.
+            ServiceError: if the node does not reply.
+        """
+        return await self._get(STATUS_PATH, self._retry_budget_s)
+
+    async def watch_status(self) -> AsyncGenerator[dict[str, Any]]:
+        """As `status`, again and again, at most twice a second, until the node stops.
+
+        Raises:
+            Overloaded: if too many watch the node.
+            ServiceError: if the node cannot be reached, or sends nothing for `timeout_s`.
+            HawkVisionError: as `status`.
+        """
+        async with self._place(), aclosing(self._http.lines(STATUS_PATH, {"watch": "true"}, self._timeout_s)) as lines:
+            async for line in lines:
+                yield object_of(line, f"{self.url}{STATUS_PATH}")
 
     async def certify(self, task: str | None = None, *, labels_checked: bool = False) -> dict[str, Any]:
         """The reply to `POST /v1/certificates`: what the node has certified from its own audits and their labels.

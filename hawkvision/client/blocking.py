@@ -82,6 +82,14 @@ class Client:
         """See `AsyncClient.targets`."""
         return self._loop.run(self._async.targets(task))
 
+    def status(self) -> dict[str, Any]:
+        """See `AsyncClient.status`."""
+        return self._loop.run(self._async.status())
+
+    def watch_status(self) -> Generator[dict[str, Any]]:
+        """See `AsyncClient.watch_status`."""
+        return self._loop.iterate(self._async.watch_status())
+
     def certify(self, task: str | None = None, *, labels_checked: bool = False) -> dict[str, Any]:
         """See `AsyncClient.certify`."""
         return self._loop.run(self._async.certify(task, labels_checked=labels_checked))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
 import aiohttp
 
 from hawkvision.client.request import TimeLimit
-from hawkvision.client.response import BadReply, Reply, Unreachable, broken, why_unreachable
+from hawkvision.client.response import BadReply, Reply, Unreachable, broken, error_from_reply, why_unreachable
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.escalation_api import TRANSPORT_PATH
 
@@ -78,6 +78,41 @@ class HttpConnections:
                 else broken
             )
             raise failed(why_unreachable(self.url, error)) from None
+
+    async def lines(self, path: str, query: dict[str, str], within_s: float) -> AsyncGenerator[bytes]:
+        """The lines of a reply that does not end soon; `within_s` is the longest wait for the next one.
+
+        Raises:
+            HawkVisionError: as the node reports.
+            Unreachable: if the node cannot be reached, or sends nothing for so long.
+            BadReply: if a line is too long.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                response = await self._open().request(
+                    "GET", self.url + path, params=query, headers=self._headers, allow_redirects=False,
+                    read_bufsize=MAX_REPLY_BYTES,
+                )  # fmt: skip
+            try:
+                if response.status != 200:
+                    async with asyncio.timeout(within_s):
+                        said = await response.content.read(MAX_REPLY_BYTES)
+                    retry_after_s = _retry_after(response.headers.get("Retry-After"))
+                    raise error_from_reply(response.status, said, retry_after_s, self.url + path)
+                while True:
+                    async with asyncio.timeout(within_s):
+                        line = await response.content.readline()
+                    if not line:
+                        return
+                    yield line
+            finally:
+                response.close()
+        except TimeoutError:
+            raise Unreachable(f"{self.url} had sent nothing of {path} for {within_s:g} s") from None
+        except ValueError:
+            raise BadReply(f"{self.url}{path} sent a line of more than {MAX_REPLY_BYTES} bytes") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise broken(why_unreachable(self.url, error)) from None
 
     async def _send(
         self,

@@ -1,0 +1,1 @@
+"""Commands about models: those that HawkVision builds, and a user's own."""
