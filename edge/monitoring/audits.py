@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edge.escalation.transport import Escalation
@@ -251,7 +252,8 @@ class Auditor:
                     break
                 await asyncio.sleep(RETRY_S * 2.0 ** (attempt - 1))
             try:
-                reference = await self._answer(datacenter, audit)
+                in_vain = partial(self._waited_in_vain, datacenter, audit)
+                reference = await self.ask(datacenter, audit.body, audit.trace, in_vain)
             except RequestError as error:
                 refused = True
                 log.debug("audit refused: %s", error)
@@ -305,22 +307,34 @@ class Auditor:
                 row.score = found.score
                 await self.evidence.update(audit.row, row)
 
-    async def _answer(self, datacenter: DatacenterClient, audit: _Audit) -> Prediction | None:
+    async def ask(
+        self,
+        datacenter: DatacenterClient,
+        image: bytes,
+        trace: TraceContext,
+        in_vain: Callable[[], bool] = lambda: False,
+    ) -> Prediction | None:
         """The certified reference stage's answer, once there is room for the request; None if there is another version.
+
+        Args:
+            datacenter: that runs it.
+            image: as the node got it.
+            trace: of its request.
+            in_vain: asked from time to time whether it is not waited for any more.
 
         Raises:
             RequestError: if the datacenter refuses the image.
             EscalationFailed: if there is no answer.
         """
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
-        body = await datacenter.prepare_image(audit.body, probe(audit.body))
+        body = await datacenter.prepare_image(image, probe(image))
         while not (datacenter.idle and self._comparable()):
-            if self._waited_in_vain(datacenter, audit):
+            if in_vain():
                 return None
             await asyncio.sleep(POLL_S)
         self._metrics.escalations.labels(self._task, Reason.AUDIT.value).inc()
         # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
-        escalation = Escalation(body, request, audit.trace.child(), self._timeout_s, lossless=True)
+        escalation = Escalation(body, request, trace.child(), self._timeout_s, lossless=True)
         reply = (await datacenter.infer(escalation)).reply
         return reply.prediction if reply.whole and self._certified(reply) else None
 

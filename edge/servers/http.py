@@ -11,9 +11,11 @@ import asyncio
 from functools import partial
 from typing import Final
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from edge.servers import deepstack
+from edge.servers.comparison import MOST_AT_ONCE, compare
 from edge.servers.forms import check_form, is_form, read_form
 from edge.servers.gate import LOCAL
 from edge.servers.info_routes import CALLER, pages
@@ -42,13 +44,15 @@ from hawkvision.core.errors import (
     HawkVisionError,
     MethodNotAllowed,
     NotReady,
+    Overloaded,
     UnsupportedMedia,
 )
+from hawkvision.core.escalation_api import COMPARE_PATH
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.core.types import RequestFields
 from hawkvision.servers.bodies import Body, CallerGone
 from hawkvision.servers.connections import PLACE, waited_s
-from hawkvision.servers.keys import INFER, OPEN_PATHS, Scopes, needed_scopes
+from hawkvision.servers.keys import INFER, OPEN_PATHS, OPERATE, Scopes, needed_scopes
 from hawkvision.tasks.registry import CLASSIFY_PATH, DEEPSTACK_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM
 
 TASK: Final = "hawkvision.task"
@@ -64,10 +68,13 @@ class HttpApp:
         """Serve this front end, with or without the page at `/`."""
         self._front = frontend
         self._rest = pages(frontend, page=page)
+        self._comparing = 0
+        """Images that are compared."""
         self._handlers: dict[str, Handler] = {
             INFER_PATH: partial(self._answer_image, None),
             CLASSIFY_PATH: partial(self._answer_image, KIND_OF_FORM[CLASSIFY_PATH]),
             DETECT_PATH: partial(self._answer_image, KIND_OF_FORM[DETECT_PATH]),
+            COMPARE_PATH: self._compare,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,8 +115,9 @@ class HttpApp:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['path'][:100]} takes POST, not {scope['method']}")
+            needed = OPERATE if scope["path"] == COMPARE_PATH else INFER
             # DeepStack's callers send their key in the form.
-            caller = "" if handler == self._answer_deepstack else self._authorize(scope, INFER)
+            caller = "" if handler == self._answer_deepstack else self._authorize(scope, needed)
             answered = await handler(front.ready_tasks(), scope, body, started, trace, caller)
         except asyncio.CancelledError:  # a stopping server cancels this task, which ends here anyway
             stopped = NotReady("the node had to stop before it could answer")
@@ -141,6 +149,19 @@ class HttpApp:
             ImageRequest(image, asked, started, trace, caller, hang_up=body.hang_up, place=scope.get(PLACE))
         )
         return Answered((answer,), encode(answer.to_json()), [(b"server-timing", server_timing(answer.timing_ms))])
+
+    async def _compare(
+        self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str
+    ) -> Answered:
+        node, image, asked = await self._read(None, tasks, scope, body, started, caller)
+        if self._comparing >= MOST_AT_ONCE:
+            raise Overloaded(f"{self._comparing} images are already being compared", 1.0)
+        self._comparing += 1
+        try:
+            found = await compare(node, ImageRequest(image, asked, started, trace, caller))
+        finally:
+            self._comparing -= 1
+        return Answered((), msgspec.json.encode(found), [])
 
     async def _infer(
         self, tasks: ServedTasks, scope: Scope, body: Body, started: float, trace: TraceContext, caller: str

@@ -14,13 +14,14 @@ from typing import Any, Final
 import msgspec
 
 from edge.servers import deepstack, review_routes, status_routes
+from edge.servers.comparison import Comparison
 from edge.servers.oip.decoding import INPUT, MAX_IMAGES, PREDICTION, InferHead
 from edge.servers.shared.request_fields import FIELDS
 from edge.serving.targets_listing import Targets
 from edge.serving.tasks import Tasks
 from hawkvision.core import __version__
 from hawkvision.core.answer_json import AnswerFields
-from hawkvision.core.escalation_api import TRANSPORT_PATH, Transports
+from hawkvision.core.escalation_api import COMPARE_PATH, TRANSPORT_PATH, Transports
 from hawkvision.core.types import AccuracyGuarantee, AccuracyStatus, Answer, Basis, MaxAccuracyDrop, Tier, Timing
 from hawkvision.servers.keys import OPEN_PATHS
 from hawkvision.tasks.kind import TaskKind
@@ -155,7 +156,7 @@ def _reference(name: str) -> dict[str, Any]:
 def _schemas(kinds: Kinds) -> dict[str, Any]:
     predictions = [kind.prediction.json_type() for kind in kinds.values()]
     pages = [page for *_, page in _PAGES if page is not None]
-    types = [AnswerFields, deepstack.Predictions, InferHead, *pages, *predictions]
+    types = [AnswerFields, Comparison, deepstack.Predictions, InferHead, *pages, *predictions]
     types += [each for *_, body, answer in _OPERATIONS for each in (body, answer) if each is not None]
     _, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     answers: dict[str, Any] = {
@@ -242,6 +243,16 @@ def _image_paths(kinds: Kinds) -> dict[str, Any]:
         if (kind := kinds.get(KIND_OF_FORM[path])) is not None:
             paths[path] = {"post": _images(summary, path.rpartition("/")[2], kind)}
     infer = {"post": _infer(), "parameters": [_parameter("task", "path")]}
+    raw = {"schema": {"type": "string", "format": "binary"}}
+    paths[COMPARE_PATH] = {
+        "post": _operation(
+            "What both stages answer to an image that is no traffic, to certify a folder with",
+            "compare",
+            {_JSON: {"schema": _reference(Comparison.__name__)}},
+            parameters=[_parameter("task")],
+            requestBody={"required": True, "content": {"application/octet-stream": raw}},
+        )
+    }
     custom = {"post": _deepstack("deepstackCustom"), "parameters": [_parameter("task", "path")]}
     paths[DEEPSTACK_PATH] = {"post": _deepstack("deepstackDetection")}
     return {**paths, f"{DEEPSTACK_CUSTOM}{{task}}": custom, "/v2/models/{task}/infer": infer}

@@ -120,7 +120,7 @@ class EdgeNode:
             RequestError: the caller's fault (image, target, task).
             ServiceError: shed, shutting down, or the deadline missed with `on_miss=fail`.
         """
-        image = self._routed(request, declined_before=declined_before)
+        image = self.routed(request, declined_before=declined_before)
         handler = self._handler(self.context, image)
         try:
             if handler.cannot_meet_target:
@@ -150,7 +150,7 @@ class EdgeNode:
         Raises:
             RequestError, ServiceError: as `infer`.
         """
-        answer, ran = await self._handler(self.context, self._routed(request)).try_partial_image()
+        answer, ran = await self._handler(self.context, self.routed(request)).try_partial_image()
         if answer is not None:
             self._note(request, answer)
         return answer, ran
@@ -172,7 +172,7 @@ class EdgeNode:
         self._count[answer.accuracy.status]()
         self.recent.add(answer, request.started, request.asked.stream, request.caller, request.body)
 
-    def _routed(self, request: ImageRequest, *, declined_before: bool = False) -> RoutedImage:
+    def routed(self, request: ImageRequest, *, declined_before: bool = False) -> RoutedImage:
         """The request with its route. What the image's header shows to be unfit is refused here, on the event loop.
 
         Raises:

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
-from hawkvision.cli.options import ClassMap, CleanIds, Compared, ModelsDir, Profile, Task, TrainedImages
+from hawkvision.cli.options import (
+    Authority,
+    ClassMap,
+    CleanIds,
+    Compared,
+    ModelsDir,
+    OperateKey,
+    Profile,
+    Task,
+    TrainedImages,
+)
 from hawkvision.core.types import time_text
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.system.files import CacheDir
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from hawkvision.cascade.certification.profile import Profile as CalibratedProfile
-    from hawkvision.model_zoo.calibration.certify import SiteRun
+    from hawkvision.model_zoo.calibration.certify import Comparing, SiteRun
+    from hawkvision.model_zoo.calibration.model_runner import AnyImages
+
+COMPARING_S: Final = 60.0
+"""Time for one image."""
+BUSY_S: Final = 10.0
+"""Pauses where the node is busy, for one image."""
 
 
 def calibrate(
@@ -142,18 +162,13 @@ def certify(
     node: Annotated[
         str | None,
         Meta(
-            description="URL of an edge node that certifies from its own audits, with the labels of its /v1/review.",
+            description="URL of an edge node: with --data it and its datacenter answer the images, for one edge stage; "
+            "else it certifies from its own audits, with the labels of its /v1/review.",
             extra={"name": "--from"},
         ),
     ] = None,
-    api_key: Annotated[
-        str | None,
-        Meta(description="The node's key; it must allow `operate`.", extra={"variable": "HAWKVISION_API_KEY"}),
-    ] = None,
-    ca: Annotated[
-        Path | None,
-        Meta(description="PEM file of the node's certificate authority.", extra={"variable": "HAWKVISION_CA"}),
-    ] = None,
+    api_key: OperateKey = None,
+    ca: Authority = None,
     out: Annotated[Path | None, Meta(description="Where they go; default: ./certificates.json.")] = None,
     profile: Profile = None,
     models_dir: ModelsDir = None,
@@ -162,13 +177,15 @@ def certify(
     """Certify a cascade for one site, from that site's own images; the profile stays as it is."""
     from hawkvision.core.errors import ConfigError
 
-    if node is not None:
-        if any((data, labels, unlabelled, to_label, edge, out, profile, class_map, clean_ids)) or compared > 1:
-            raise ConfigError("--from takes --task, --labels-checked, --api-key and --ca; the node has all else")
+    if node is not None and data is None:
+        if any((labels, unlabelled, to_label, edge, out, profile, class_map, clean_ids)) or compared > 1:
+            raise ConfigError(
+                "--from without --data takes --task, --labels-checked, --api-key and --ca; the node has all else"
+            )
         _certify_from(node, task, api_key, ca, labels_checked=labels_checked)
         return
     if data is None:
-        raise ConfigError("expected --data, or --from with the URL of a node")
+        raise ConfigError("expected --data, or --from with the URL of a node, or both")
     from hawkvision.model_zoo.calibration.certify import certify_site
     from hawkvision.model_zoo.calibration.evidence import LabelReading
     from hawkvision.model_zoo.calibration.evidence import TrainedImages as Trained
@@ -187,6 +204,7 @@ def certify(
         compared=compared,
         profile=profile,
         reading=LabelReading(class_map, clean_ids, Trained(trained_images)),
+        comparing=None if node is None else by_node(node, api_key, ca),
         models=manifest.models_dir(models_dir, task),
         cache=manifest.cache_dir(cache_dir),
     )
@@ -196,6 +214,48 @@ def certify(
             f"{found.listed} images to label: {to_label}; fill in the column `label` of as many as you like, from the "
             "top, and certify with --labels in place of --unlabelled"
         )
+
+
+def by_node(url: str, api_key: str | None, ca: Path | None) -> Comparing:
+    """Lets a node and its datacenter answer images, for certificates of what runs there.
+
+    Raises:
+        ConfigError: from the function, for an image that the node refuses, or a node that runs another cascade than the
+            profile's, or one that changes meanwhile.
+        HawkVisionError: from the function, if the node or its datacenter does not answer.
+    """
+    from rich.progress import track
+
+    from hawkvision.cascade.certification.profile import design_sha256
+    from hawkvision.client import Client
+    from hawkvision.core.errors import BadImage, ConfigError, TooLarge, UnsupportedMedia
+    from hawkvision.model_zoo.calibration import certify as site
+
+    def compare(cascade: site.Cascade, images: AnyImages, chosen: NDArray[np.intp]) -> list[site.Compared]:
+        (pair,) = cascade.profile.pairs
+        expected = {
+            "edge": pair.edge, "best": pair.best, "design": design_sha256(cascade.profile, (pair,)),
+        }  # fmt: skip
+        found, decode = [], cascade.kind.decode_compared
+        with Client(url, api_key=api_key, ca=ca, timeout_s=COMPARING_S, retry_budget_s=BUSY_S) as client:
+            for index in track(chosen.tolist(), "compared by the node", transient=True):
+                try:
+                    told = client.compare(images.bodies[index], cascade.manifest.task)
+                except (BadImage, TooLarge, UnsupportedMedia) as error:
+                    raise ConfigError(f"{images.called(index)}: {error.message}") from None
+                for name, value in expected.items():
+                    if told[name] != value:
+                        raise ConfigError(
+                            f"{url}: {name}: the node has {told[name]}, expected {value}: --edge and --profile must be "
+                            "the node's"
+                        )
+                if told["versions"] != expected.setdefault("versions", told["versions"]):
+                    raise ConfigError(f"{url}: the stages changed meanwhile; certify again")
+                answer, reference = (decode(msgspec.json.encode(told[name])) for name in ("answer", "reference"))
+                found.append(site.Compared(told["score"], answer, reference))
+        return found
+
+    return compare
 
 
 def _certify_from(url: str, task: str, api_key: str | None, ca: Path | None, *, labels_checked: bool) -> None:

@@ -32,6 +32,14 @@ TrainedImages: TypeAlias = Annotated[
 Compared: TypeAlias = Annotated[
     int, Meta(ge=1, description="Configurations ever compared on the certifying images: divides delta.")
 ]
+OperateKey: TypeAlias = Annotated[
+    str | None,
+    Meta(description="The node's key; it must allow `operate`.", extra={"variable": "HAWKVISION_API_KEY"}),
+]
+Authority: TypeAlias = Annotated[
+    Path | None,
+    Meta(description="PEM file of the node's certificate authority.", extra={"variable": "HAWKVISION_CA"}),
+]
 Unlabelled: TypeAlias = Annotated[bool, Meta(description="The images have no labels.")]
 
 NODE_URL: Final = "http://127.0.0.1:8080"

@@ -33,7 +33,7 @@ from hawkvision.client.response import (
     object_of,
 )
 from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError, NotReady
-from hawkvision.core.escalation_api import CERTIFICATES_PATH, TRANSPORT_PATH
+from hawkvision.core.escalation_api import CERTIFICATES_PATH, COMPARE_PATH, TRANSPORT_PATH
 from hawkvision.core.server_access import check_server_url, clean_key
 from hawkvision.core.types import Answer, OnMiss, Prediction
 from hawkvision.tasks.registry import CLASSIFY_PATH, DETECT_PATH, INFER_PATH, KIND_OF_FORM, kind_class
@@ -293,6 +293,23 @@ class AsyncClient:
         async with self._place():
             exchange = partial(self._http.exchange, "POST", CERTIFICATES_PATH, {}, asked)
             return await self._retried(exchange, f"{self.url}{CERTIFICATES_PATH}", self._retry_budget_s)
+
+    async def compare(self, image: bytes, task: str | None = None) -> dict[str, Any]:
+        """The reply to `POST /v1/compare`: what both stages answer to an encoded image that is no traffic.
+
+        Args:
+            image: as it is sent.
+            task: of the node's tasks; None is the first one.
+
+        Raises:
+            NotFound: if the node has no datacenter.
+            Forbidden: if the key may not `operate`.
+            RequestError, ServiceError: as `infer`.
+        """
+        async with self._place():
+            query = {} if task is None else {"task": task}
+            exchange = partial(self._http.exchange, "POST", COMPARE_PATH, query, image)
+            return await self._retried(exchange, f"{self.url}{COMPARE_PATH}", self._retry_budget_s)
 
     async def health(self) -> Health:
         """Whether the node is ready, and what it serves.

@@ -94,6 +94,10 @@ class Client:
         """See `AsyncClient.certify`."""
         return self._loop.run(self._async.certify(task, labels_checked=labels_checked))
 
+    def compare(self, image: bytes, task: str | None = None) -> dict[str, Any]:
+        """See `AsyncClient.compare`."""
+        return self._loop.run(self._async.compare(image, task))
+
     def health(self) -> Health:
         """See `AsyncClient.health`."""
         return self._loop.run(self._async.health())

@@ -249,6 +249,7 @@ class EscalationReply(msgspec.Struct, frozen=True):
 
 STAGES_PATH: Final = "/v1/stages"
 CERTIFICATES_PATH: Final = "/v1/certificates"
+COMPARE_PATH: Final = "/v1/compare"
 """Of an edge node, where its audits become certificates."""
 TRANSPORT_PATH: Final = "/v1/transport"
 

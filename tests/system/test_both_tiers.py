@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,16 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
+from urllib.request import Request, urlopen
 
 import cv2
 import msgspec
 import pytest
 
-from hawkvision.cascade.certification.profile_files import dump, load_profile
+from hawkvision.cascade.certification.profile_files import dump, load_profile, load_site
 from hawkvision.client.blocking import Client
 from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
+from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from hawkvision.system.child_server import running
+from tests.images import encoded
 from tests.processors import confined_to_one
 from tests.system.conftest import Up
 from tests.waiting import WAIT_LIMIT_S
@@ -37,6 +43,7 @@ def photograph(name: str) -> Path:
 
 
 CAT = photograph("chelsea.png")
+LABELS = load_labels(load_manifest("imagenet", models_dir()), models_dir())
 
 
 @pytest.fixture
@@ -73,6 +80,84 @@ def test_certificates_hold_for_the_models_that_both_tiers_really_run(client: Cli
         planned = said["basis"] is None and said["max_drop"] is None
         assert said["status"] == ("best_effort" if planned else "certified"), entry
     assert [e for e in targets["targets"] if e["accuracy"]["status"] == "certified" and e["escalation"] < 1.0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    for number in range(60):
+        (folder / f"{number}.jpg").write_bytes(encoded(width=64, height=64, seed=number))
+    return folder
+
+
+def certify(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hawkvision", "certify", *words],
+        env={**os.environ, "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_folder_is_certified_for_what_runs_in_node_and_tier(
+    client: Client, both: Up, site: Path, tmp_path: Path
+) -> None:
+    wait_for_certificates(client)
+    ours, list_ = tmp_path / "ours.json", tmp_path / "list.csv"
+    words = ("--data", str(site), "--unlabelled")
+    done = certify(*words, "--from", both.address("edge node"), "--out", str(ours), "--to-label", str(list_))
+    assert done.returncode == 0, done.stderr
+    made = load_site(ours)
+    (pair,) = made.pairs
+    assert (pair.edge, pair.best, made.basis, made.data.n) == ("edge_ensemble", "reference", "site", 60)
+    assert {stage.name: stage.fingerprint for stage in made.stages}["reference"]
+    here = certify(*words, "--edge", pair.edge, "--out", str(tmp_path / "here.json"))
+    assert here.returncode == 0, here.stderr
+    local = load_site(tmp_path / "here.json")
+    assert made.stages == local.stages
+    assert made.data == local.data
+    one, other = (each.pairs[0].conditions[0].fast for each in (made, local))
+    assert one.observed_drop == other.observed_drop, "the stages differ on the same images"
+    with list_.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 30
+    assert {row["answer_1"] for row in rows} <= set(LABELS)
+
+
+def test_a_folder_is_reviewed_by_what_a_node_answers(client: Client, both: Up, site: Path, tmp_path: Path) -> None:
+    wait_for_certificates(client)
+    command = (
+        "hawkvision", "review", str(site), "--from", both.address("edge node"), "--port", "0",
+        "--labels", str(tmp_path / "labels.csv"), "--out", str(tmp_path / "site.json"),
+    )  # fmt: skip
+    with running(*command) as desk:
+        at = f"http://127.0.0.1:{desk.port}/v1/"
+        page = json.loads(urlopen(f"{at}review?limit=100").read())
+        assert page["audits"] == 60
+        for item in page["items"]:
+            said = "right" if len(item["answers"]) == 1 else "cannot_tell"
+            body = json.dumps({"label": said}).encode()
+            assert json.loads(urlopen(Request(f"{at}review/{item['id']}", body)).read())["label"]
+        labelled = json.loads(urlopen(f"{at}review").read())["labelled"]
+    assert labelled == len(page["items"]) >= 30
+
+
+def test_a_node_of_another_cascade_and_an_image_that_it_refuses_are_named(
+    client: Client, both: Up, site: Path, tmp_path: Path
+) -> None:
+    words = ("--data", str(site), "--unlabelled", "--out", str(tmp_path / "site.json"))
+    other = certify(*words, "--from", both.address("edge node"), "--edge", "squeezenet1_1_int8")
+    assert (other.returncode, "edge: the node has edge_ensemble" in other.stderr) == (1, True), other.stderr
+    gone = certify(*words, "--from", "http://127.0.0.1:9")
+    assert (gone.returncode, "127.0.0.1:9" in gone.stderr) == (1, True), gone.stderr
+    broken = tmp_path / "broken"
+    shutil.copytree(site, broken)
+    (broken / "0.jpg").write_bytes(b"no image")
+    words = ("--data", str(broken), "--unlabelled", "--out", str(tmp_path / "site.json"))
+    refused = certify(*words, "--from", both.address("edge node"))
+    assert (refused.returncode, "0.jpg: " in refused.stderr) == (1, True), refused.stderr
+    assert not (tmp_path / "site.json").exists()
 
 
 def test_unsure_answers_are_escalated_and_sure_ones_are_not(client: Client) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from msgspec import Meta
 
-from hawkvision.cli.options import Compared, ModelsDir, Profile, Task
+from hawkvision.cli.certification import by_node
+from hawkvision.cli.options import Authority, Compared, ModelsDir, OperateKey, Profile, Task
 from hawkvision.core.command_line import ARGUMENT
 from hawkvision.core.settings.config import Port
 from hawkvision.system.files import CacheDir
@@ -34,11 +35,20 @@ def review(
     compared: Compared = 1,
     out: Annotated[Path, Meta(description="Where certificates go.")] = Path("certificates.json"),
     port: Annotated[Port, Meta(description="Port on this machine; 0 takes a free one.")] = 8081,
+    node: Annotated[
+        str | None,
+        Meta(
+            description="URL of an edge node that answers the images with its datacenter, in place of this machine.",
+            extra={"name": "--from"},
+        ),
+    ] = None,
+    api_key: OperateKey = None,
+    ca: Authority = None,
     profile: Profile = None,
     models_dir: ModelsDir = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Label a folder of images in a browser, and certify a cascade by these labels; no image leaves this machine."""
+    """Label a folder of images in a browser on this machine, and certify a cascade by these labels."""
     from hawkvision.cli.review.folder import FolderReview
     from hawkvision.core.clock import MonotonicClock
     from hawkvision.core.errors import ConfigError
@@ -52,9 +62,12 @@ def review(
     if not cascade.kind.one_class:
         raise ConfigError(no_list(cascade.kind, "review"))
     if edge is None:
-        cascade = load_cascade(task, (cascade.manifest.cascade.default_edge,), profile, models)
+        cascade = cascade.of_default_edge()
+    comparing = None if node is None else by_node(node, api_key, ca)
     with contextlib.closing(_listen(port)) as listener:
-        site = run_site(cascade, folder, read_unlabelled(folder), out, compared=compared, cache=cache)
+        site = run_site(
+            cascade, folder, read_unlabelled(folder), out, compared=compared, comparing=comparing, cache=cache
+        )
         numbers = class_numbers(cascade.kind.labels)
         _serve(application(task, FolderReview(task, site, labels, numbers, MonotonicClock())), listener)
 

@@ -99,9 +99,7 @@ class FolderReview:
         """Those drawn at random, and those that stages answer differently."""
         site, kind, chosen = self._site, self._kind, self._site.answers.chosen
         drawn = set(random_images(site.images, chosen).tolist())
-        between = self._pair.intermediate
-        below = [site.answers.edge[self._pair.edge]]
-        below += [] if between is None else [site.answers.datacenter[between.name]]
+        below = site.answers.below(self._pair)
         found = {}
         for index in chosen.tolist():
             best = kind.predict(site.answers.datacenter[self._pair.best].outputs[index], 1)

@@ -7,11 +7,11 @@ so all of the site's images serve for certification only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -26,14 +26,21 @@ from hawkvision.cascade.certification.predictions import (
     measure_accuracy,
     select,
 )
-from hawkvision.cascade.certification.profile import TESTED_DROPS, Pair, Profile, RightAnswers, design_sha256
+from hawkvision.cascade.certification.profile import (
+    TESTED_DROPS,
+    Intermediate,
+    Pair,
+    Profile,
+    RightAnswers,
+    design_sha256,
+)
 from hawkvision.cascade.certification.profile_files import dump, load_profile_of, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
 from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ConfigError, ManifestError
-from hawkvision.guarantee.evidence import Evidence, Flags
+from hawkvision.guarantee.evidence import Evidence, Flags, Thresholds
 from hawkvision.guarantee.labels import LabelNeed, harder, label_needs, neither_oftener
 from hawkvision.model_zoo.calibration.certification import (
     DELTA,
@@ -52,7 +59,8 @@ from hawkvision.models.image_sets.folder_classes import class_numbers, directory
 from hawkvision.models.image_sets.labels_file import read_labels
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, load_manifest
 from hawkvision.system.files import write_atomic
-from hawkvision.tasks.kind import TaskKind, Truth
+from hawkvision.tasks.class_scores import Floats
+from hawkvision.tasks.kind import Prediction, TaskKind, Truth
 from hawkvision.tasks.registry import load_kind
 
 
@@ -82,6 +90,7 @@ def certify_site(
     compared: int = 1,
     profile: Path | None = None,
     reading: LabelReading = LabelReading(),  # noqa: B008 - immutable
+    comparing: Comparing | None = None,
     models: Path,
     cache: Path,
     now: datetime | None = None,
@@ -103,6 +112,8 @@ def certify_site(
         compared: configurations that were ever compared on these images; delta is divided by it.
         profile: None means the task's own.
         reading: how to read the labels, and what to do with images that a model was trained on.
+        comparing: lets a node answer the images, which certifies what runs there, for one edge stage: by default the
+            cascade's. None runs the stages here.
         models: the folder of manifests.
         cache: the folder of built models.
         now: the time; None means the clock's.
@@ -111,17 +122,21 @@ def certify_site(
         HawkVisionError: for bad data, too few images, missing models, or a profile made for other models.
     """
     cascade = load_cascade(task, edges, profile, models)
+    if comparing is not None and not edges:
+        cascade = cascade.of_default_edge()
     kind = cascade.kind
     if to_label is not None and not kind.one_class:
         raise ConfigError(no_list(kind, "--to-label"))
     images, truths = _site_images(data, cascade, models, reading, labels, labelled=labelled)
-    site = run_site(cascade, data, images, out, delta=delta, compared=compared, cache=cache)
+    site = run_site(cascade, data, images, out, delta=delta, compared=compared, comparing=comparing, cache=cache)
     certification = site.certification(truths)
     made, checked = site.write(certification, str(labels or data), labels_checked=labels_checked, now=now)
     wishes = [certification.wish(pair) for pair in site.profile.pairs] if kind.one_class else []
     listed = 0
     if to_label is not None:
-        listed = write_list(to_label, kind, images, truths, random_images(images, site.answers.chosen), wishes)
+        listed = write_list(
+            to_label, site.answers.kind, images, truths, random_images(images, site.answers.chosen), wishes
+        )
     return SiteRun(made, checked, {wish.below[0].name: wish.needs for wish in wishes}, listed)
 
 
@@ -131,6 +146,15 @@ class Cascade(NamedTuple):
     manifest: Manifest
     kind: TaskKind[Any]
     profile: Profile
+
+    def of_default_edge(self) -> Cascade:
+        """With the pair of the edge stage that nodes run by default.
+
+        Raises:
+            ManifestError: if the profile lacks it.
+        """
+        pairs = _pairs_of(self.profile, (self.manifest.cascade.default_edge,))
+        return self._replace(profile=msgspec.structs.replace(self.profile, pairs=tuple(pairs)))
 
 
 def load_cascade(task: str, edges: Sequence[str], profile: Path | None, models: Path) -> Cascade:
@@ -158,40 +182,114 @@ class Answers:
     """By each stage that edge nodes run, as they do."""
     datacenter: Mapping[str, StagePredictions]
 
-    def below(self, name: str) -> StagePredictions:
-        """By a stage below the reference stage."""
-        return self.edge[name] if name in self.edge else self.datacenter[name]
+    def below(self, pair: Pair) -> list[StagePredictions]:
+        """By the stages below a pair's reference stage, as far as they were asked."""
+        between = None if pair.intermediate is None else self.datacenter.get(pair.intermediate.name)
+        return [self.edge[pair.edge], *(() if between is None else (between,))]
+
+
+class Compared(NamedTuple):
+    """What a node's edge stage and its reference stage answer to an image."""
+
+    score: float
+    answer: Prediction
+    reference: Prediction
+
+
+Comparing: TypeAlias = Callable[[Cascade, AnyImages, NDArray[np.intp]], Sequence[Compared]]
+"""Lets a node compare the chosen images; the profile has one pair, the node's."""
 
 
 def run_site(
-    cascade: Cascade, data: Path, images: AnyImages, out: Path, *, delta: float = DELTA, compared: int = 1, cache: Path
+    cascade: Cascade,
+    data: Path,
+    images: AnyImages,
+    out: Path,
+    *,
+    delta: float = DELTA,
+    compared: int = 1,
+    comparing: Comparing | None = None,
+    cache: Path,
 ) -> Site:
-    """Run the cascade's stages on a site's images, for certificates at `out`.
+    """Run the cascade's stages on a site's images, here or by `comparing`, for certificates at `out`.
 
     Raises:
         HawkVisionError: if there are too few images, or they served the design; for missing models, or a profile made
             for other models.
     """
-    manifest, kind, profile = cascade
+    manifest, _, profile = cascade
     check_enough(data, images, FEWEST_IMAGES)
     if manifest.training is not None and manifest.training.data_sha256 == images.sha256:
         raise ConfigError(f"{data}: the cascade was trained on these very images; certify with images of the site")
     check_unseen(profile, images, compared, str(data))
+    chosen = clean_images(images)
     openings = _openings_of(out, design_sha256(profile, profile.pairs), images.sha256)
+    if comparing is not None:
+        answers = _told(cascade, chosen, comparing(cascade, images, chosen))
+    else:
+        answers = _run(cascade, images, chosen, cache)
+    return Site(profile, answers, data, images, out, openings, delta, compared)
+
+
+def _run(cascade: Cascade, images: AnyImages, chosen: NDArray[np.intp], cache: Path) -> Answers:
+    """What the stages answer here."""
+    manifest, kind, profile = cascade
     edge, datacenter = _stages_of(profile)
     for name in (*edge, *datacenter):
         _check_fingerprint(profile, manifest, name)
     found = run_stages(
         kind, manifest, images, edge=edge, datacenter=datacenter, shrink=profile.shrinks_images, cache=cache,
-        chosen=clean_images(images),
+        chosen=chosen,
     )  # fmt: skip
-    answers = Answers(
+    return Answers(
         kind,
-        found.chosen,
+        chosen,
         {name: edge_predictions(profile, name, found) for name in edge},
         {name: found.served(name) for name in datacenter},
     )
-    return Site(profile, answers, data, images, out, openings, delta, compared)
+
+
+def _told(cascade: Cascade, chosen: NDArray[np.intp], found: Sequence[Compared]) -> Answers:
+    """What a node has told of both stages of its pair."""
+    (pair,) = cascade.profile.pairs
+    kind = cast("TaskKind[Any]", _ToldKind(cascade.kind))
+
+    def stage(name: str, predictions: Iterable[Prediction]) -> StagePredictions:
+        told = [_Told(prediction, each.score) for prediction, each in zip(predictions, found, strict=True)]
+        outputs = dict(zip(chosen.tolist(), told, strict=True))
+        return StagePredictions(name, cast("Any", outputs), cascade.profile.stage(name).cost_ms)
+
+    edge, best = (each.answer for each in found), (each.reference for each in found)
+    return Answers(kind, chosen, {pair.edge: stage(pair.edge, edge)}, {pair.best: stage(pair.best, best)})
+
+
+class _Told(NamedTuple):
+    prediction: Prediction
+    score: float
+
+
+class _ToldKind:
+    """A kind whose outputs are predictions with their scores, as a node tells them."""
+
+    def __init__(self, kind: TaskKind[Any]) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
+    def predict(self, output: _Told, _: int) -> Prediction:
+        return output.prediction
+
+    def score_all(self, outputs: Sequence[_Told], _: str) -> Floats:
+        return np.array([output.score for output in outputs], np.float64)
+
+    def losses(self, outputs: Sequence[_Told], truths: Iterable[Truth]) -> Floats:
+        pairs = zip(outputs, truths, strict=True)
+        return np.array([self._kind.loss(output.prediction, truth) for output, truth in pairs], np.float64)
+
+    def disagreements(self, outputs: Sequence[_Told], references: Sequence[_Told]) -> Floats:
+        pairs = zip(outputs, references, strict=True)
+        return np.array([self._kind.disagreement(a.prediction, b.prediction) for a, b in pairs], np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +440,20 @@ class SiteCertification:
         self._evidence = {pair.edge: self._evidence_on(pair) for pair in profile.pairs}
 
     def _evidence_on(self, pair: Pair) -> Evidence:
-        between = pair.intermediate
+        edge, between = self._answers.edge[pair.edge], self._between(pair)
         return make_evidence(
-            self._kind, Scored(self._answers.edge[pair.edge], pair.score), self._answers.datacenter[pair.best],
-            self._truths, self._chosen,
+            self._kind, Scored(edge, pair.score), self._answers.datacenter[pair.best], self._truths, self._chosen,
             None if between is None else Scored(self._answers.datacenter[between.name], between.score),
         )  # fmt: skip
+
+    def _between(self, pair: Pair) -> Intermediate | None:
+        """The intermediate stage, if it was asked."""
+        between = pair.intermediate
+        return between if between is not None and between.name in self._answers.datacenter else None
+
+    def _paths(self, pair: Pair) -> Sequence[tuple[Thresholds, ...]]:
+        """The paths through the stages that were asked."""
+        return paths_of(pair) if self._between(pair) is not None else paths_of(pair)[:1]
 
     def check(self, where: str, *, confirmed: bool) -> dict[str, MeasuredAccuracy]:
         """Check the labels; the accuracy of each stage on the images that they were checked on.
@@ -360,7 +466,7 @@ class SiteCertification:
         checked = checkable(self._images, self._truths, self._answers.chosen, where)
         found: dict[str, MeasuredAccuracy] = {}
         for pair in self._profile.pairs:
-            best, below = self._answers.datacenter[pair.best], self._below(pair)
+            best, below = self._answers.datacenter[pair.best], self._answers.below(pair)
             check_labels(self._kind, below, best, self._truths, in_random_order(checked), where)
             for stage in (*below, best):
                 found[stage.name] = self._accuracy(stage, in_random_order(checked))
@@ -381,10 +487,6 @@ class SiteCertification:
     @property
     def _labelled(self) -> Flags:
         return self._evidence[self._profile.pairs[0].edge].labelled
-
-    def _below(self, pair: Pair) -> list[StagePredictions]:
-        """The stages below a pair's reference stage."""
-        return [self._answers.below(name) for name in _names_of(pair)[:-1]]
 
     def _accuracy(self, stage: StagePredictions, chosen: NDArray[np.intp]) -> MeasuredAccuracy:
         right = accuracies(self._kind, stage.of(chosen), select(self._truths, chosen))
@@ -424,7 +526,7 @@ class SiteCertification:
         """The certificates of one pair."""
         between = pair.intermediate
         condition = certify_condition(
-            self._evidence[pair.edge], paths_of(pair), costs_of(self._profile, pair),
+            self._evidence[pair.edge], self._paths(pair), costs_of(self._profile, pair),
             pair.conditions[0].balanced.max_drop, self._delta, bounds_drop=self._kind.agreement_bounds_drop,
         )  # fmt: skip
         return SitePair(
@@ -440,10 +542,10 @@ class SiteCertification:
         """What labels do for each target of a pair."""
         evidence, costs = self._evidence[pair.edge], costs_of(self._profile, pair)
         found = label_needs(
-            evidence, paths_of(pair), TESTED_DROPS, self._delta, lambda step: expected_cost(costs, step)
+            evidence, self._paths(pair), TESTED_DROPS, self._delta, lambda step: expected_cost(costs, step)
         )
         reference = self._answers.datacenter[pair.best]
-        return Wish(self._below(pair), reference, found, evidence.edge.scores, self._chosen)
+        return Wish(self._answers.below(pair), reference, found, evidence.edge.scores, self._chosen)
 
 
 def no_list(kind: TaskKind[Any], option: str) -> str:

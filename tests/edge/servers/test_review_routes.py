@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge.monitoring.labelling import Showing
+from hawkvision.cascade.certification.profile import design_sha256
 from hawkvision.cascade.certification.profile_files import load_profile, load_site
 from hawkvision.client import Client
 from hawkvision.core.errors import BadField, Forbidden
@@ -21,13 +22,14 @@ from hawkvision.models.manifest import artifact_path, cache_dir, models_dir
 from hawkvision.servers.keyfile import Scope, add_key
 from hawkvision.system.child_server import ServerProcess, running
 from tests.edge.conftest import Caller, Reply
-from tests.edge.peer import Peer, running_peer
+from tests.edge.peer import ANSWER_CLASS, Peer, running_peer
 from tests.images import encoded
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 EDGE = "squeezenet1_1_int8"
-REFERENCE = load_profile(models_dir() / "imagenet" / "profile.json").stage("reference").fingerprint
+PROFILE = load_profile(models_dir() / "imagenet" / "profile.json")
+REFERENCE = PROFILE.stage("reference").fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,52 @@ def test_what_is_malformed_is_refused_and_said(
 ) -> None:
     refused = desk.ask(method, f"/v1/review{path}", body)
     assert (refused.status, says in refused.json["error"]) == (status, True), refused.body
+
+
+def test_both_stages_answer_an_image_that_is_compared_and_it_is_no_evidence(desk: Desk) -> None:
+    before = desk.shown()["audits"]
+    found = [desk.ask("POST", "/v1/compare?task=imagenet", encoded(), "operate") for _ in range(12)]
+    assert [reply.status for reply in found] == [200] * 12
+    told = found[0].json
+    assert all(reply.json == told for reply in found)
+    fast = desk.caller.classify(encoded(), "quality=fast", **desk.key("infer")).json
+    assert (told["task"], told["edge"], told["best"], told["disagreement"]) == ("imagenet", EDGE, "reference", 1.0)
+    assert (told["answer"]["index"], told["reference"]["index"]) == (fast["index"], ANSWER_CLASS)
+    assert told["score"] == pytest.approx(fast["edge_score"], abs=1e-6)
+    assert told["design"] == design_sha256(PROFILE, (PROFILE.pair(EDGE, "reference"),))
+    assert desk.shown()["audits"] - before <= 1, "of the request that was none"
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "body", "scope", "status", "says"),
+    [
+        ("POST", "", b"no image", "operate", 415, "unsupported_media"),
+        ("POST", "?task=other", encoded(), "operate", 404, "not_found"),
+        ("POST", "?what=1", encoded(), "operate", 400, "bad_field"),
+        ("GET", "", None, "operate", 405, "method_not_allowed"),
+        ("POST", "", encoded(), "infer", 403, "forbidden"),
+        ("POST", "", encoded(), "review", 403, "forbidden"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    desk: Desk, method: str, query: str, body: bytes | None, scope: str, status: int, says: str
+) -> None:
+    refused = desk.ask(method, f"/v1/compare{query}", body, scope)
+    assert (refused.status, refused.json["code"]) == (status, says), refused.body
+
+
+def test_a_datacenter_that_fails_or_is_none_is_said(desk: Desk, datacenter: Peer) -> None:
+    datacenter.status = 500
+    try:
+        refused = desk.ask("POST", "/v1/compare", encoded(), "operate")
+    finally:
+        datacenter.status = 200
+    assert (refused.status, "the reference stage reference did not answer" in refused.json["error"]) == (503, True)
+    with running("edge", "--port", "0", "--backend", "noop") as alone:
+        caller = Caller(alone)
+        refused = caller.send("POST", "/v1/compare", encoded())
+        caller.close()
+    assert (refused.status, "no datacenter" in refused.json["error"]) == (404, True)
 
 
 def test_certificates_are_made_and_put_in_force_by_who_may_operate(
