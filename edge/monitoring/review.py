@@ -350,25 +350,27 @@ class AuditReview:
 
     async def _chosen(self, block: int | None) -> int:
         """The block asked for; else that which is open, until certificates are made of it; else the newest that has
-        ended with `FEWEST` audits.
+        ended with `FEWEST` audits. Nobody may choose among those that ended.
 
         Raises:
-            BadField: if a newer one was opened.
+            BadField: if a newer one was opened, or has ended.
             NotFound: if there is none of this number, or not any more.
         """
         newest, openings = block_of(max(1, self._log.last)), await asyncio.to_thread(self._log.openings)
         opened, oldest = max(openings, default=-1), max(0, newest + 1 - KEPT // BLOCK)
+        ended = opened if opened >= oldest else newest
+        for each in range(block_of(self._log.last + 1) - 1, max(opened, oldest) - 1, -1):
+            if len(await self._log.read(each)) >= FEWEST:
+                ended = each
+                break
         if block is None:
-            if opened >= oldest and FAST not in openings[opened]:
-                return opened
-            for ended in range(block_of(self._log.last + 1) - 1, max(opened, oldest) - 1, -1):
-                if len(await self._log.read(ended)) >= FEWEST:
-                    return ended
-            return opened if opened >= oldest else newest
+            return opened if opened >= oldest and FAST not in openings[opened] else ended
         if not oldest <= block <= newest:
             raise NotFound(f"block: there is none of number {block}; expected {oldest} to {newest}")
         if block < opened:
             raise BadField(f"block {block}: block {opened} was opened; older ones tell nothing any more")
+        if block not in {opened, ended, newest}:
+            raise BadField(f"block {block}: block {ended} has ended since; of those that ended only the newest opens")
         return block
 
     async def _sample(self, block: int) -> _Sample:

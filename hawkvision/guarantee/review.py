@@ -16,8 +16,10 @@ that run now. Otherwise their number might depend on what they showed, and betti
 
 Both tests share the block's part of δ, so that together they err as seldom as it says.
 
-*Assumed*: the images of a block are drawn like those that the certificate is for; and neither a block nor the time to
-open it is chosen by how often the stages differed before, which metrics show.
+Of blocks that have ended only the newest opens, so that nobody chooses among them.
+
+*Assumed*: the images of a block are drawn like those that the certificate is for; and the time to open one is not
+chosen by how often the stages differed before, which metrics show.
 
 Some images are labelled twice, without saying so. Labels that contradict each other say nothing: then the worst case
 counts, so a second label can only undo what a first one did, and never certifies more.

@@ -369,9 +369,10 @@ def of(review: Any, drop: float) -> float:
 
 def test_a_block_keeps_its_part_of_delta_and_the_next_one_has_half_of_it(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
-        for _ in range(3):
+        made = []
+        for block, times in ((0, 1), (1, 2), (2, 1)):
             desk.audit(BLOCK, missing=BLOCK // 10)
-        made = [await desk.reviewer.certify(block, labels_checked=False) for block in (0, 1, 1, 2)]
+            made += [await desk.reviewer.certify(block, labels_checked=False) for _ in range(times)]
         assert [of(each, 0.01) for each in made] == parts(1, 2, 2, 3)
         assert [of(each, 0.5) for each in made] == parts(1, 1, 1, 1), "each block certified this"
         assert not {each.max_accuracy_drop: each.certified for each in made[0].targets}[0.01]
@@ -386,9 +387,10 @@ def test_a_block_keeps_its_part_of_delta_and_the_next_one_has_half_of_it(tmp_pat
 
 def test_who_looks_at_a_block_opens_it(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
-        for _ in range(3):
+        seen = []
+        for block, times in ((0, 1), (1, 2), (2, 1)):
             desk.audit(BLOCK)
-        seen = [await desk.page(block=block) for block in (0, 1, 1, 2)]
+            seen += [await desk.page(block=block) for _ in range(times)]
         for drop in (0.01, 0.5):
             assert [of(each, drop) for each in seen] == parts(1, 2, 2, 3)
         made = await desk.reviewer.certify(2, labels_checked=False)
@@ -418,6 +420,18 @@ def test_blocks_older_than_an_opened_one_tell_nothing(tmp_path: Path) -> None:
             with pytest.raises(BadField, match="block 0: block 1 was opened; older ones tell nothing any more"):
                 await refused
         assert desk.file.read_bytes() == before
+
+    at_desk(tmp_path, scenario)
+
+
+def test_of_blocks_that_ended_only_the_newest_opens(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.audit(3 * BLOCK)
+        with pytest.raises(BadField, match="block 1: block 2 has ended since"):
+            await desk.page(block=1)
+        assert (await desk.page()).block == 2
+        desk.audit(BLOCK + 10)
+        assert [(await desk.page(block=block)).block for block in (2, 3, 4)] == [2, 3, 4], "open, ended, and filling"
 
     at_desk(tmp_path, scenario)
 
