@@ -7,7 +7,7 @@ import logging
 import sys
 from typing import Any, Final
 
-from tests.bench.guarantee import certificates, defaults, delays, fractional_losses, labels, node, scenarios
+from tests.bench.guarantee import certificates, defaults, delays, fractional_losses, labels, node, review, scenarios
 
 PARTS: Final[dict[str, Any]] = {
     "certificates": certificates,
@@ -16,6 +16,7 @@ PARTS: Final[dict[str, Any]] = {
     "labels": labels,
     "delays": delays,
     "node": node,
+    "review": review,
     "scenarios": scenarios,
 }
 """Modules with `SUMMARY`, `add_arguments` and `run`."""

@@ -12,7 +12,9 @@ from hawkvision.core.types import Quality
 from tests.bench.guarantee.certificates import Population
 from tests.bench.guarantee.delays import derived
 from tests.bench.guarantee.node import DETECTION, through_a_node
+from tests.bench.guarantee.review import Person
 from tests.bench.guarantee.scenarios import PATTERNS, WHO, Row, deadlines, missing, names, other_claim, reloaded
+from tests.bench.guarantee.site import digest
 from tests.bench.guarantee.test_certificates import GRID, pool
 from tests.hawkvision.guarantee.simulated import EIGHT, SHARE, delay
 
@@ -51,6 +53,18 @@ def test_deadlines_that_let_only_the_edges_answers_through_are_soon_no_more_cert
     assert len(every.certified) < 0.01 * len(every.everything)
     assert every.everything.mean() > drop > few.lost(drop) * drop
     assert not few.above(drop)
+
+
+def test_a_careful_person_is_right_and_a_hasty_one_errs_as_often_as_stated() -> None:
+    body, classes = b"image", {digest(b"image"): 1}
+    shown = [["cat", "dog"], ["dog", "cat"], ["cat", "bird"], ["dog"], ["cat"]]
+    items = [{"answers": [{"label": label} for label in labels]} for labels in shown]
+    right = ["second", "first", "neither", "right", "wrong"]
+    careful, hasty = Person(classes, ["cat", "dog"], 1), Person(classes, ["cat", "dog"], 1, wrong=0.05, unsure=0.05)
+    assert [careful.says(item, body) for item in items] == right
+    said = [hasty.says(items[0], body) for _ in range(4_000)]
+    assert said.count("cannot_tell") / 4_000 == pytest.approx(0.05, abs=0.015)
+    assert (said.count("first") + said.count("neither")) / 4_000 == pytest.approx(0.05, abs=0.015)
 
 
 @pytest.mark.slow
