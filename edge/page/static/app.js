@@ -99,19 +99,22 @@ const views = { try: () => import("./try.js"), live: () => import("./live.js"), 
 let leave = () => {};
 
 // Enter the view that the address names; it is asked anew after a sign-in too.
-async function enter() {
+async function enter(event) {
   const name = Object.hasOwn(views, location.hash.slice(1)) ? location.hash.slice(1) : "try";
   leave();
   notice(null);
-  for (const each of Object.keys(views)) byId(each).hidden = each !== name;
-  for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
   const gone = new AbortController();
   leave = () => gone.abort();
   try {
-    await (await views[name]()).enter(gone.signal);
+    const view = await views[name](); // shown once it listens
+    if (gone.signal.aborted) return;
+    for (const each of Object.keys(views)) byId(each).hidden = each !== name;
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    if (event) byId(name).focus();
+    await view.enter(gone.signal);
   } catch (error) {
     if (!gone.signal.aborted) notice(error.status === 404 ? { message: ERRORS.noView } : error);
   }
@@ -127,5 +130,5 @@ byId("sign-in").querySelector("form").addEventListener("submit", (event) => {
   byId("sign-in").open = false;
   enter();
 });
-addEventListener("hashchange", () => { enter(); byId(location.hash.slice(1))?.focus(); });
+addEventListener("hashchange", enter);
 enter();

@@ -87,7 +87,7 @@ function drawGain() {
   byId("progress").textContent = review.audits ? REVIEW.progress(review) : "";
   byId("trust").textContent = REVIEW.trust(review);
   fill("gain", make("ul.gain", {}, review.targets.map((each) =>
-    make("li", {}, make("b", {}, `${REVIEW.target(each)}: `), REVIEW.can(each), make("span.quiet", {}, ` (${REVIEW.more(each)})`)))));
+    make("li", {}, make("b", {}, `${REVIEW.target(each)}: `), REVIEW.can(each), make("span.quiet", {}, ` (${REVIEW.more(each, review)})`)))));
 }
 
 function draw() {

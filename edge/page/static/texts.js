@@ -2,7 +2,7 @@
 
 const least = (digits) => 10 ** -digits; // of what is written, in percent
 export const percent = (share, digits = 1) => share == null ? "–"
-  : share > 0 && 100 * share < least(digits) / 2 ? `< ${least(digits)} %` : `${(100 * share).toFixed(digits).replace(/\.0+$/, "")} %`;
+  : share > 0 && 100 * share < least(digits) / 2 ? `< ${least(digits)} %` : `${Number((100 * share).toFixed(digits))} %`;
 export const ms = (value) => value == null ? "–" : value < 10 ? `${value.toFixed(1)} ms` : `${Math.round(value)} ms`;
 export const bytes = (value) => value == null ? "–" : value < 1e9 ? `${Math.round(value / 1e6)} MB` : `${(value / 1e9).toFixed(1)} GB`;
 export const clock = (time) => new Date(time).toLocaleTimeString();
@@ -130,7 +130,7 @@ export const REVIEW = {
   contradictions: (review) => review.repeated ? `Shown twice: ${review.repeated}; judged differently: ${review.contradictions} (${percent(review.contradictions / review.repeated, 0)}). Those count as lost.` : "",
   target: (target) => `drop of ${percent(target.max_accuracy_drop, 2)}`,
   can: (target) => target.certified ? `certifiable, escalates ${percent(target.escalation, 0)}` : "not certifiable yet",
-  more: (target) => target.more === 0 ? "no further click would help" : `${plural(target.more, "more click")} may bring it to ${percent(target.then, 0)}`,
+  more: (target, review) => target.more === 0 ? review.audits < review.size && !target.certified ? "it needs more audits" : "no further click would help" : `${plural(target.more, "more click")} may bring it to ${percent(target.then, 0)}`,
   nothing: (review) => review.audits === 0 ? "No audits yet: the node checks a share of its traffic by the reference stage. Come back when there is some."
     : !review.keeps_images ? "This node keeps no images to look at. Set review_max_bytes and review_max_days, or review a folder with hawkvision review FOLDER."
       : review.waiting > 0 ? "Other people look at what is left; it comes back within two minutes." : "Nothing waits for a look.",

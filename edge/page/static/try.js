@@ -61,6 +61,7 @@ async function send() {
     notice(error);
   }
   draw();
+  byId("answer").scrollIntoView({ block: "nearest" }); // a phone shows the image above it
 }
 
 function choose(file) {
