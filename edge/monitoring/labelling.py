@@ -7,6 +7,7 @@ labels differ in what they say is lost, the image counts as if it had none.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
@@ -19,6 +20,7 @@ from hawkvision.core.clock import Clock
 from hawkvision.core.errors import NotFound
 from hawkvision.guarantee.answered import stated_drop
 from hawkvision.guarantee.labels import LabelNeed
+from hawkvision.guarantee.review import labelled_twice
 from hawkvision.tasks.kind import TaskKind
 
 MOST_ITEMS: Final = 100
@@ -276,24 +278,61 @@ def target(drop: float, need: LabelNeed, delta: float, *, labels: bool) -> Revie
     )
 
 
-class Division:
-    """Who was given which item lately, so that two people do not label the same."""
+class Labelled(NamedTuple):
+    """An image that people may label, and what they said."""
+
+    number: int
+    digest: str
+    """SHA-256 in hexadecimal."""
+    label: Any
+    again: Any
+    urgency: tuple[int, ...]
+    """Those with the highest come first."""
+
+
+class Worklist:
+    """What waits for whom: two people do not label the same, and nobody labels an image twice in a row."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with nothing given."""
+        """Begin with nothing given to anybody."""
         self._clock = clock
         self._given: dict[str, tuple[str, float]] = {}
         """Who has each item, and since when; the oldest first."""
+        self._recent: deque[int] = deque(maxlen=APART)
+        """The images that were labelled last, which are not shown again yet."""
 
-    def free(self, reviewer: str, waiting: Iterable[Showing]) -> list[Showing]:
-        """What waits, without what others were given; for nobody in particular all of it."""
-        oldest = self._clock.now() - GIVEN_S
-        while self._given and (len(self._given) > MOST_GIVEN or next(iter(self._given.values()))[1] <= oldest):
-            del self._given[next(iter(self._given))]
-        return [each for each in waiting if not reviewer or self._given.get(each.id, (reviewer,))[0] == reviewer]
+    def labelled(self, number: int) -> None:
+        """Note that an image got a label."""
+        self._recent.append(number)
 
-    def give(self, reviewer: str, page: Iterable[Showing]) -> None:
-        """Note who has these items from now on."""
-        for item in (each.id for each in page if reviewer):
+    def page(self, asked: ReviewQuery, images: Iterable[Labelled]) -> tuple[list[Showing], int, int | None]:
+        """The items to list, which are given to who asks; how many wait in all; and where the next page begins.
+
+        Second showings come first, because what follows a batch of images does not look as if it came again.
+        """
+        waiting, labelled = list[tuple[tuple[int, ...], Showing]](), list[tuple[tuple[int, ...], Showing]]()
+        for number, digest, label, again, urgency in images:
+            (waiting if label is None else labelled).append(((0, *urgency), Showing(number)))
+            if again is not None:
+                labelled.append(((1, *urgency), Showing(number, again=True)))
+            elif label is not None and labelled_twice(digest) and number not in self._recent:
+                waiting.append(((1, *urgency), Showing(number, again=True)))
+        chosen = sorted(labelled if asked.labelled else waiting, key=lambda each: each[0], reverse=True)
+        found = [each for _, each in chosen if asked.labelled or self._free(asked.reviewer, each)]
+        end = asked.offset + asked.limit
+        page = found[asked.offset : end]
+        if asked.reviewer and not asked.labelled:
+            self._give(asked.reviewer, page)
+        return page, len(waiting), end if end < len(found) else None
+
+    def _free(self, reviewer: str, showing: Showing) -> bool:
+        """Whether nobody else was given this lately; who gives no name sees everything."""
+        who, since = self._given.get(showing.id, (reviewer, 0.0))
+        return not reviewer or who == reviewer or since <= self._clock.now() - GIVEN_S
+
+    def _give(self, reviewer: str, page: Iterable[Showing]) -> None:
+        for item in (each.id for each in page):
             self._given.pop(item, None)
             self._given[item] = reviewer, self._clock.now()
+        while len(self._given) > MOST_GIVEN:
+            del self._given[next(iter(self._given))]

@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,8 +27,7 @@ import numpy as np
 
 from edge.monitoring.evidence_log import KEPT, Audit, EvidenceLog
 from edge.monitoring.labelling import (
-    APART,
-    Division,
+    Labelled,
     NewCertificates,
     Review,
     ReviewAccuracy,
@@ -38,6 +36,7 @@ from edge.monitoring.labelling import (
     ReviewQuery,
     ReviewTarget,
     Showing,
+    Worklist,
     choices,
     chosen_losses,
     exchanged,
@@ -137,9 +136,7 @@ class AuditReview:
         """Blocks that are computed or wait for it."""
         self._labels = 0
         """Labels given or taken back since the start."""
-        self._recent: deque[int] = deque(maxlen=APART)
-        """The audits that were labelled last, which are not shown again yet."""
-        self._division = Division(clock)
+        self._worklist = Worklist(clock)
         self._known: tuple[object, tuple[ReviewTarget, ...], dict[float, LabelNeed]] | None = None
 
     async def show(self, asked: ReviewQuery) -> Review:
@@ -163,12 +160,7 @@ class AuditReview:
             row: tuple(stated_drop(drop) for drop, need in needs.items() if need.helps[place : place + 1].any())
             for place, row in enumerate(sample.rows)
         }
-        waiting, labelled = self._showings(sample, helped)
-        found = labelled if asked.labelled else self._division.free(asked.reviewer, waiting)
-        end = asked.offset + asked.limit
-        page = found[asked.offset : end]
-        if not asked.labelled:
-            self._division.give(asked.reviewer, page)
+        page, waiting, following = self._worklist.page(asked, self._to_label(sample, helped))
         checked = self._checked(sample)
         doubted = self._doubt(checked, sample.stages.pair) if len(checked) >= FEWEST_CHECKED else None
         failed = [drop for drop, need in needs.items() if need.to_best == 1.0]
@@ -183,7 +175,7 @@ class AuditReview:
             size=BLOCK,
             disagreements=sample.disagreements,
             labelled=sum(audit.label is not None for audit in audits),
-            waiting=len(waiting),
+            waiting=waiting,
             repeated=sum(audit.label is not None and audit.again is not None for audit in audits),
             contradictions=sum(audit.contradicted for audit in audits),
             random_labelled=len(checked),
@@ -192,7 +184,7 @@ class AuditReview:
             keeps_images=self._log.keeps_images,
             targets=targets,
             items=tuple(self._item(each, sample.rows[each.number], helped[each.number]) for each in page),
-            next=end if end < len(found) else None,
+            next=following,
         )
 
     async def label(self, item: str, label: Any) -> ReviewItem:
@@ -221,7 +213,7 @@ class AuditReview:
             else:
                 audit.label, audit.losses = label, losses
             if label is not None:
-                self._recent.append(showing.number)
+                self._worklist.labelled(showing.number)
                 await asyncio.to_thread(self._log.open, block)
             await self._log.update(showing.number, audit)
             self._labels += 1
@@ -280,21 +272,12 @@ class AuditReview:
         useful = audit.disagreement > 0.0 or (for_label_check(number) and self._kind.agreement_bounds_drop)
         return useful and audit.reference is not None
 
-    def _showings(
-        self, sample: _Sample, helped: Mapping[int, tuple[float, ...]]
-    ) -> tuple[list[Showing], list[Showing]]:
-        """What waits for a label, the second ones and those drawn at random first; and what has one."""
-        waiting, labelled = list[Showing](), list[Showing]()
+    def _to_label(self, sample: _Sample, helped: Mapping[int, tuple[float, ...]]) -> Iterator[Labelled]:
+        """The audits whose label would tell something; those drawn at random are the most urgent."""
         for row, audit in sample.rows.items():
             if self._log.has_image(row) and self._wanted(row, audit):
-                (waiting if audit.label is None else labelled).append(Showing(row))
-                if audit.again is not None:
-                    labelled.append(Showing(row, again=True))
-                elif audit.label is not None and labelled_twice(audit.digest) and row not in self._recent:
-                    waiting.append(Showing(row, again=True))
-        for found in (waiting, labelled):
-            found.sort(key=lambda each: (not each.again, not for_label_check(each.number), -len(helped[each.number])))
-        return waiting, labelled
+                urgency = int(for_label_check(row)), len(helped[row])
+                yield Labelled(row, audit.digest, audit.label, audit.again, urgency)
 
     def _answers(self, audit: Audit) -> tuple[Prediction, Prediction]:
         """The edge stage's and the reference stage's answer."""

@@ -6,18 +6,16 @@ import asyncio
 import csv
 import hashlib
 import io
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edge.monitoring.labelling import (
-    APART,
     FIRST,
     RIGHT,
     WRONG,
-    Division,
+    Labelled,
     NewCertificates,
     Review,
     ReviewAccuracy,
@@ -26,6 +24,7 @@ from edge.monitoring.labelling import (
     ReviewQuery,
     ReviewTarget,
     Showing,
+    Worklist,
     choices,
     exchanged,
     not_waiting,
@@ -90,8 +89,7 @@ class FolderReview:
         if labels.exists():
             self._words = read_words(labels, site.images, numbers)
         self._images = self._to_label()
-        self._recent: deque[int] = deque(maxlen=APART)
-        self._division = Division(clock)
+        self._worklist = Worklist(clock)
         self._turn = asyncio.Lock()
         self._known: _Certifiable | None = None
 
@@ -116,12 +114,8 @@ class FolderReview:
             raise NotFound(f"block: there is none of number {asked.block}; a folder is block 0")
         async with self._turn:
             known = await self._certifiable()
-        waiting, labelled = self._showings(known)
-        found = labelled if asked.labelled else self._division.free(asked.reviewer, waiting)
-        end = asked.offset + asked.limit
-        page, n, words = found[asked.offset : end], len(self._site.answers.chosen), self._words.values()
-        if not asked.labelled:
-            self._division.give(asked.reviewer, page)
+        page, waiting, following = self._worklist.page(asked, self._listed(known))
+        n, words = len(self._site.answers.chosen), self._words.values()
         return Review(
             task=self._task,
             block=0,
@@ -130,7 +124,7 @@ class FolderReview:
             size=n,
             disagreements=sum(image.differs for image in self._images.values()),
             labelled=sum(bool(first) for first, _ in words),
-            waiting=len(waiting),
+            waiting=waiting,
             repeated=sum(bool(first and again) for first, again in words),
             contradictions=sum(self._contradict(each) for each in words),
             random_labelled=self._checked(),
@@ -139,7 +133,7 @@ class FolderReview:
             keeps_images=True,
             targets=known.targets,
             items=tuple(self._item(each, known.helped.get(each.number, ())) for each in page),
-            next=end if end < len(found) else None,
+            next=following,
         )
 
     async def label(self, item: str, label: Any) -> ReviewItem:
@@ -159,7 +153,7 @@ class FolderReview:
             await asyncio.to_thread(self._write, words)
             self._words, self._known = words, None
             if word:
-                self._recent.append(showing.number)
+                self._worklist.labelled(showing.number)
         return self._item(showing, ())
 
     async def image(self, item: str) -> bytes:
@@ -232,23 +226,12 @@ class FolderReview:
 
     # ------------------------------------------------------------------------------------------------------- items
 
-    def _showings(self, known: _Certifiable) -> tuple[list[Showing], list[Showing]]:
-        """What waits for a label, the second ones and those drawn at random first; and what has one."""
-        waiting, labelled = list[Showing](), list[Showing]()
+    def _listed(self, known: _Certifiable) -> Iterator[Labelled]:
+        """The images to label; those drawn at random are the most urgent."""
         for index, image in self._images.items():
             first, again = self._words.get(index, ("", ""))
-            (labelled if first else waiting).append(Showing(index))
-            if again:
-                labelled.append(Showing(index, again=True))
-            elif first and labelled_twice(image.digest) and index not in self._recent:
-                waiting.append(Showing(index, again=True))
-        for found in (waiting, labelled):
-            found.sort(
-                key=lambda each: (
-                    not each.again, not self._images[each.number].random, -len(known.helped.get(each.number, ())),
-                )
-            )  # fmt: skip
-        return waiting, labelled
+            urgency = int(image.random), len(known.helped.get(index, ()))
+            yield Labelled(index, image.digest, first or None, again or None, urgency)
 
     def _item(self, showing: Showing, helps: tuple[float, ...]) -> ReviewItem:
         image, words = self._images[showing.number], self._words.get(showing.number, ("", ""))
