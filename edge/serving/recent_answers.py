@@ -10,11 +10,13 @@ import math
 from collections import deque
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from hawkvision.core.types import Answer
 
 WINDOW_S: Final = 60.0
 MOST_COUNTED: Final = 4096
-"""Requests of the last `WINDOW_S` that count, 130 bytes each; of more than 68 a second, the last ones."""
+"""Requests of the last `WINDOW_S` that count, 90 bytes each; of more than 68 a second, the last ones."""
 MOST_SHOWN: Final = 24
 """Answers and images that are remembered."""
 MOST_IMAGE_BYTES: Final = 16_000_000
@@ -59,8 +61,8 @@ class RecentAnswers:
         self._since = since
         self._most_bytes = min(most_bytes, MOST_IMAGE_BYTES) if most_age_s else 0
         self._most_age_s = most_age_s
-        self._counted: deque[tuple[float, float | None, bool, bool]] = deque(maxlen=MOST_COUNTED)
-        """When, milliseconds or None for a refusal, whether it was escalated, and whether it is degraded."""
+        self._counted: deque[float] = deque(maxlen=3 * MOST_COUNTED)
+        """Of each when, the milliseconds or NaN for a refusal, and 1 if it was escalated, 2 more if it is degraded."""
         self.shown: deque[Shown] = deque(maxlen=MOST_SHOWN)
         self._images: deque[tuple[float, str, bytes]] = deque()
         """When, the answer's id, and the image; the oldest first."""
@@ -71,7 +73,7 @@ class RecentAnswers:
         """Note an answer to a request that came at `started`."""
         total_ms = answer.timing_ms.total
         at = started + total_ms * 1e-3
-        self._counted.append((at, total_ms, answer.escalated, answer.degraded))
+        self._counted.extend((at, total_ms, answer.escalated + 2 * answer.degraded))
         self.shown.append(Shown(at, answer, stream, caller))
         if self._watched:
             self._images.append((at, answer.id, image))
@@ -80,7 +82,7 @@ class RecentAnswers:
 
     def refused(self, now: float) -> None:
         """Note a request that got an error."""
-        self._counted.append((now, None, False, False))
+        self._counted.extend((now, math.nan, 0))
 
     def watch(self, *, watched: bool) -> None:
         """Begin to remember images, or forget them."""
@@ -97,22 +99,25 @@ class RecentAnswers:
     def last_minute(self, now: float) -> LastMinute:
         """What became of the last requests."""
         since = max(self._since, now - WINDOW_S)
-        if len(self._counted) == MOST_COUNTED:
-            since = max(since, self._counted[0][0])
-        counted = [each for each in self._counted if each[0] >= since]
-        if not counted:
+        if len(self._counted) == self._counted.maxlen:
+            since = max(since, self._counted[0])
+        kept = np.fromiter(self._counted, np.float64).reshape(-1, 3)
+        counted = kept[kept[:, 0] >= since]
+        if not len(counted):
             return LastMinute()
-        times = sorted(ms for _, ms, _, _ in counted if ms is not None)
-        n, escalated = len(counted), sum(each[2] for each in counted)
+        _, ms, flags = counted.T
+        times = ms[~np.isnan(ms)]
+        p50_ms, p99_ms = np.percentile(times, (50, 99)).round(3).tolist() if len(times) else (None, None)
+        n, escalated = len(counted), int((flags % 2).sum())
         return LastMinute(
-            round(n / max(now - since, 1.0), 3),
-            len(times),
-            _percentile(times, 0.5),
-            _percentile(times, 0.99),
-            (len(times) - escalated) / n,
-            escalated / n,
-            sum(each[3] for each in counted) / n,
-            (n - len(times)) / n,
+            per_s=round(n / max(now - since, 1.0), 3),
+            answers=len(times),
+            p50_ms=p50_ms,
+            p99_ms=p99_ms,
+            edge=(len(times) - escalated) / n,
+            escalated=escalated / n,
+            degraded=int((flags >= 2).sum()) / n,
+            refused=(n - len(times)) / n,
         )
 
     def _drop_images(self, now: float) -> None:
@@ -121,8 +126,3 @@ class RecentAnswers:
             self._held > self._most_bytes or len(images) > MOST_SHOWN or images[0][0] < now - self._most_age_s
         ):
             self._held -= len(images.popleft()[2])
-
-
-def _percentile(ordered: list[float], share: float) -> float | None:
-    """The smallest value that at least this share of all does not exceed; None of nothing."""
-    return round(ordered[math.ceil(share * len(ordered)) - 1], 3) if ordered else None

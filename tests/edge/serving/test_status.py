@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from edge.monitoring.stream_keys import stream_key
+from edge.serving.recent_answers import MOST_COUNTED, LastMinute, RecentAnswers
 from edge.serving.status import MOST_STREAMS, Status, TaskStatus, describe_status
 from edge.serving.tasks import ServedTasks
-from hawkvision.core.types import AccuracyStatus, Basis, Quality, StatusReason
+from hawkvision.core.types import AccuracyStatus, Basis, Quality, StatusReason, Timing
 from tests.edge.bench import AGREES, SURE, UNSURE, Bench, bench, known, many, run
 from tests.edge.peer import ANSWER_CLASS, Peer
+from tests.hawkvision.client.client_node import ANSWER
 from tests.waiting import until
 
 DIFFERS = [(ANSWER_CLASS, 0.99)]
@@ -143,3 +146,17 @@ def test_the_last_answers_are_the_newest_of_all(large: Peer) -> None:
     assert {answer.id for answer in found.answers} <= set(asked)
     times = [answer.time for answer in found.answers]
     assert times == sorted(times, reverse=True)
+
+
+def test_rates_are_of_the_last_minute_and_of_the_requests_that_are_remembered() -> None:
+    recent = RecentAnswers(0.0)
+    for number in range(2 * MOST_COUNTED):
+        recent.add(replace(ANSWER, timing_ms=Timing(total=float(number % 100))), number / 1000, None, "me", b"")
+    found = recent.last_minute(2 * MOST_COUNTED / 1000)
+    assert 4000 <= found.answers <= MOST_COUNTED
+    assert 950.0 <= found.per_s <= 1050.0
+    assert found.p50_ms is not None
+    assert 49.0 <= found.p50_ms <= 50.0
+    assert found.p99_ms is not None
+    assert 97.0 <= found.p99_ms <= 99.0
+    assert recent.last_minute(100.0) == LastMinute()
