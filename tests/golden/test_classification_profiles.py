@@ -13,8 +13,8 @@ import pytest
 from hawkvision.cascade.certification.profile import Profile
 from tests.hawkvision.cascade.synthetic import make_profile
 
-TWO = "ed4dbb9b87441953c4ab7834d0f0a123ec768050f68401ce7b75a4d7730aa613"
-THREE = "5397ba1bf391922c4ae4ad5ba8aec7f0303fdfe67b5d5ecbb5bae29e47b99dd9"
+TWO = "996843c4a75aa5affa595a8ade4bab62e89a20f0727a412c9ec89b295aab6e1e"
+THREE = "c295f16b96c9b4b6282fd8587aaadebe694105d2154a51921ea4b58e7a9dceb8"
 
 
 @pytest.mark.parametrize(

@@ -151,13 +151,11 @@ class Certificate(_Strict, frozen=True, kw_only=True):
 
 
 class PathStep(_Strict, frozen=True, kw_only=True):
-    """The results of a pair of thresholds on the certification split; for planning, not a guarantee."""
+    """A pair of thresholds, and what it would escalate of the certification split: for planning, not a guarantee."""
 
     threshold: EscalationThreshold
     intermediate_threshold: EscalationThreshold = "always"
     escalation: Fraction
-    to_best: Fraction
-    drop: float
 
 
 class Condition(_Strict, frozen=True, kw_only=True):

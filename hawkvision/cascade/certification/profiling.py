@@ -333,6 +333,4 @@ def path_step(step: ThresholdStep) -> PathStep:
         threshold=written(step.thresholds.edge),
         intermediate_threshold=written(step.thresholds.intermediate),
         escalation=round(step.escalation, 6),
-        to_best=round(step.to_best, 6),
-        drop=round(step.drop, 6),
     )
