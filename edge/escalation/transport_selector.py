@@ -67,7 +67,6 @@ class TransportSelector:
         self._clock = clock
         self._on_switch = on_switch
         self._on_probe = on_probe
-        self._metrics = metrics
         self._choice = TransportChoice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
         """Whether the link made the reply late, for each of the last requests over TCP with a deadline."""
