@@ -239,7 +239,14 @@ def make_reviewer(config: EdgeConfig, context: ServingContext) -> AuditReview | 
     if evidence is None:
         return None
     return AuditReview(
-        config.task, context.kind, evidence, guarantees.pair, guarantees.versions, config.certificates, context.clock
+        config.task,
+        context.kind,
+        evidence,
+        guarantees.pair,
+        guarantees.versions,
+        config.certificates,
+        context.clock,
+        guarantees.executions,
     )
 
 

@@ -253,7 +253,8 @@ class Auditor:
                 await asyncio.sleep(RETRY_S * 2.0 ** (attempt - 1))
             try:
                 in_vain = partial(self._waited_in_vain, datacenter, audit)
-                reference = await self.ask(datacenter, audit.body, audit.trace, in_vain)
+                reply = await self.ask(datacenter, audit.body, audit.trace, self._comparable, in_vain)
+                reference = reply.prediction if reply is not None and self._certified(reply) else None
             except RequestError as error:
                 refused = True
                 log.debug("audit refused: %s", error)
@@ -312,15 +313,17 @@ class Auditor:
         datacenter: DatacenterClient,
         image: bytes,
         trace: TraceContext,
+        ready: Callable[[], bool] = lambda: True,
         in_vain: Callable[[], bool] = lambda: False,
-    ) -> Prediction | None:
-        """The certified reference stage's answer, once there is room for the request; None if there is another version.
+    ) -> EscalationReply | None:
+        """The reference stage's answer, once there is room for the request; None if it is of a part of the image.
 
         Args:
             datacenter: that runs it.
             image: as the node got it.
             trace: of its request.
-            in_vain: asked from time to time whether it is not waited for any more.
+            ready: asked from time to time whether the stage runs that is to be asked.
+            in_vain: asked likewise whether it is not waited for any more.
 
         Raises:
             RequestError: if the datacenter refuses the image.
@@ -328,7 +331,7 @@ class Auditor:
         """
         request = EscalationRequest(task=self._task, variant=self._best, deadline_ms=self._timeout_s * 1e3, top_k=1)
         body = await datacenter.prepare_image(image, probe(image))
-        while not (datacenter.idle and self._comparable()):
+        while not (datacenter.idle and ready()):
             if in_vain():
                 return None
             await asyncio.sleep(POLL_S)
@@ -336,7 +339,7 @@ class Auditor:
         # Lossless, also over datagrams: an answer to a part of the image says nothing about the image.
         escalation = Escalation(body, request, trace.child(), self._timeout_s, lossless=True)
         reply = (await datacenter.infer(escalation)).reply
-        return reply.prediction if reply.whole and self._certified(reply) else None
+        return reply if reply.whole else None
 
     def _waited_in_vain(self, datacenter: DatacenterClient, audit: _Audit) -> bool:
         """Whether an image has waited for the certified version as long as any may."""

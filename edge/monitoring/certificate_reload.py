@@ -96,7 +96,7 @@ def load_certification(config: EdgeConfig, manifest: Manifest, make_policy: Make
     return Certification(
         profile,
         policy,
-        CertifiedVersions(stages),
+        CertifiedVersions(stages, None if site is None else site.executions),
         profile.stage(name).temperature,
         policy.pair.score,
         content,

@@ -86,6 +86,7 @@ class _Stages(NamedTuple):
     profile: Profile
     pair: Pair
     versions: str
+    executions: Mapping[str, frozenset[str]]
 
 
 class _Sample(NamedTuple):
@@ -111,6 +112,7 @@ class AuditReview:
         versions: Callable[[], str],
         certificates: Path | None,
         clock: Clock,
+        executions: Callable[[], Mapping[str, frozenset[str]]] = dict,
     ) -> None:
         """Prepare.
 
@@ -122,12 +124,14 @@ class AuditReview:
             versions: of the stages, and of what their scores depend on; audits of others are no evidence.
             certificates: the node's file; None if it has none.
             clock: for what people were given.
+            executions: what may execute a stage, where that is not `EXACT`; new certificates cover the same.
         """
         self._task = task
         self._kind = kind
         self._log = log
         self._pair = pair
         self._versions = versions
+        self._executions = executions
         self._certificates = certificates
         self.on_written: Callable[[], None] = lambda: None
         """Called when the file was written."""
@@ -371,7 +375,7 @@ class AuditReview:
         return _Sample(rows, evidence, int((differing > 0.0).sum()), stages, part)
 
     def _stages(self) -> _Stages:
-        return _Stages(*self._pair(), self._versions())
+        return _Stages(*self._pair(), self._versions(), self._executions())
 
     def _checked(self, sample: _Sample) -> dict[int, Audit]:
         """The audits drawn at random that have a label that tells."""
@@ -418,7 +422,7 @@ class AuditReview:
         return found
 
     def _targets(self, block: int, sample: _Sample) -> tuple[tuple[ReviewTarget, ...], dict[float, LabelNeed]]:
-        profile, pair, _ = sample.stages
+        profile, pair, *_ = sample.stages
         costs, paths = costs_of(profile, pair), paths_of(pair)[:1]
 
         def cost(step: ThresholdStep) -> float:
@@ -434,7 +438,7 @@ class AuditReview:
 
     def _condition(self, block: int, sample: _Sample) -> Condition:
         """The certificates of all targets and of never escalating, each by its part of δ."""
-        profile, pair, _ = sample.stages
+        profile, pair, *_ = sample.stages
         costs, paths, balanced = costs_of(profile, pair), paths_of(pair)[:1], pair.conditions[0].balanced.max_drop
         spent = self._deltas(block, sample.part, (FAST, balanced, *TESTED_DROPS))
         made = {
@@ -455,7 +459,7 @@ class AuditReview:
 
     def _certify(self, block: int, sample: _Sample, *, labels_checked: bool) -> NewCertificates:
         """See `certify`."""
-        profile, pair, _ = sample.stages
+        profile, pair, *_ = sample.stages
         self._check_replaceable(pair)
         checked = self._checked(sample)
         labels = int(sample.evidence.labelled.sum())
@@ -483,7 +487,11 @@ class AuditReview:
                 stream=(streams.pop() or None) if len(streams) == 1 else None,
             ),
             stages=tuple(
-                SiteStage(name=each.name, fingerprint=each.fingerprint, temperature=each.temperature) for each in stages
+                SiteStage(
+                    name=each.name, fingerprint=each.fingerprint, temperature=each.temperature,
+                    executions=tuple(sorted(sample.stages.executions.get(each.name, ()))),
+                )
+                for each in stages
             ),
             pairs=(
                 SitePair(

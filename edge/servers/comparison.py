@@ -32,6 +32,9 @@ class Comparison(msgspec.Struct, frozen=True):
     answer: Annotated[dict[str, Any], Meta(description="What the edge stage answers, as far as it is compared.")]
     reference: Annotated[dict[str, Any], Meta(description="What the reference stage answers, likewise.")]
     disagreement: Annotated[float, Meta(description="How far they differ, 0 to 1.")]
+    executions: Annotated[
+        dict[str, list[str]], Meta(description="What ran each of them: backend, provider, precision, versions, device.")
+    ]
     versions: Annotated[str, Meta(description="A hash of both stages, and of what the score depends on.")]
     design: Annotated[
         str, Meta(description="A hash of what certificates take as given: models, temperatures, thresholds in order.")
@@ -43,7 +46,8 @@ async def compare(node: EdgeNode, request: ImageRequest) -> Comparison:
 
     Raises:
         NotFound: if the node has no datacenter.
-        NotReady: if the certified reference stage does not answer in time.
+        NotReady: if the reference stage of the profile's models does not answer in time. What executes the models may
+            be another than certified: certificates of this node's answers cover it.
         Overloaded, RequestError: as for any image.
     """
     context, image = node.context, node.routed(request)
@@ -54,11 +58,16 @@ async def compare(node: EdgeNode, request: ImageRequest) -> Comparison:
     edge = await context.executor.score(image, image.stage)
     try:
         async with asyncio.timeout(LONGEST_S):
-            reference = await context.auditor.ask(datacenter, request.body, request.trace)
+            reply = await context.auditor.ask(datacenter, request.body, request.trace)
     except (TimeoutError, EscalationFailed) as error:
         raise NotReady(f"the reference stage {context.best} did not answer: {error or 'it does not run'}") from None
-    if reference is None or versions != guarantees.versions() or not guarantees.whole_edge_certified:
+    ran = {pair.edge: image.stage.fingerprint, pair.best: None}
+    if reply is not None and reply.complete and reply.model == context.best:
+        ran[pair.best] = reply.fingerprint
+    executions = {name: context.served.versions.executions_of(name, stated) for name, stated in ran.items()}
+    if reply is None or versions != guarantees.versions() or not all(executions.values()):
         raise NotReady("the stages do not run in the versions of the profile, or have just changed")
+    reference = reply.prediction
     kind = context.kind
     return Comparison(
         context.task,
@@ -68,6 +77,7 @@ async def compare(node: EdgeNode, request: ImageRequest) -> Comparison:
         kind.encode_compared(edge.prediction),
         kind.encode_compared(reference),
         kind.disagreement(edge.prediction, reference),
+        {name: sorted(found) for name, found in executions.items()},
         versions,
         design_sha256(profile, (pair,)),
     )

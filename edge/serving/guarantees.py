@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -102,9 +103,15 @@ class Guarantees:
 
     def versions(self) -> str:
         """Of the stages that are compared, and of what the scores of the edge stage depend on."""
-        pair, stages = self.policy.pair, self.served.versions.stages
-        parts = (stages.get(pair.edge), stages.get(pair.best), self.stage.temperature, pair.score)
+        pair, versions = self.policy.pair, self.served.versions
+        parts = [
+            (versions.stages.get(name), sorted(versions.executions.get(name, ()))) for name in (pair.edge, pair.best)
+        ] + [self.stage.temperature, pair.score]
         return sha256_of(f"{parts} {self.policy.shrinks_images}".encode())[:32]
+
+    def executions(self) -> Mapping[str, frozenset[str]]:
+        """What may execute a stage, where that is not `EXACT`."""
+        return self.served.versions.executions
 
     def watched(self, route: Route, stream: str | None, caller: str = "", *, whole: bool = True) -> Watched:
         """A request's streams; none where no certificate stands behind it, or one for other versions.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -231,12 +231,12 @@ def by_node(url: str, api_key: str | None, ca: Path | None) -> Comparing:
     from hawkvision.core.errors import BadImage, ConfigError, TooLarge, UnsupportedMedia
     from hawkvision.model_zoo.calibration import certify as site
 
-    def compare(cascade: site.Cascade, images: AnyImages, chosen: NDArray[np.intp]) -> list[site.Compared]:
+    def compare(cascade: site.Cascade, images: AnyImages, chosen: NDArray[np.intp]) -> site.ComparedImages:
         (pair,) = cascade.profile.pairs
         expected = {
             "edge": pair.edge, "best": pair.best, "design": design_sha256(cascade.profile, (pair,)),
         }  # fmt: skip
-        found, decode = [], cascade.kind.decode_compared
+        found, first, decode = list[site.Compared](), dict[str, Any](), cascade.kind.decode_compared
         with Client(url, api_key=api_key, ca=ca, timeout_s=COMPARING_S, retry_budget_s=BUSY_S) as client:
             for index in track(chosen.tolist(), "compared by the node", transient=True):
                 try:
@@ -249,11 +249,12 @@ def by_node(url: str, api_key: str | None, ca: Path | None) -> Comparing:
                             f"{url}: {name}: the node has {told[name]}, expected {value}: --edge and --profile must be "
                             "the node's"
                         )
-                if told["versions"] != expected.setdefault("versions", told["versions"]):
-                    raise ConfigError(f"{url}: the stages changed meanwhile; certify again")
+                ran = {name: told[name] for name in ("versions", "executions")}
+                if ran != (first := first or ran):
+                    raise ConfigError(f"{url}: the stages, or what runs them, changed meanwhile; certify again")
                 answer, reference = (decode(msgspec.json.encode(told[name])) for name in ("answer", "reference"))
                 found.append(site.Compared(told["score"], answer, reference))
-        return found
+        return site.ComparedImages(found, first.get("executions", {}))
 
     return compare
 

@@ -8,7 +8,8 @@ stage's fingerprint follows (`stage_fingerprint`); its first part is `Manifest.f
 same, by which certificates name a stage. The second part lists the executions of its members, each once.
 
 Certificates are made with ONNX Runtime's CPU provider. `EXACT` are the executions that give the same answers: bit for
-bit (our own kernels, which are compared at each start) or by integer arithmetic (the FPGA's). No other is certified.
+bit (our own kernels, which are compared at each start) or by integer arithmetic (the FPGA's). Certificates that a site
+made of what others answered, a GPU for instance, cover exactly those.
 """
 
 from __future__ import annotations
@@ -135,18 +136,26 @@ def parts_of(fingerprint: str) -> tuple[str, frozenset[str]]:
 
 
 class CertifiedVersions:
-    """The models that certificates are about, by stage. Immutable."""
+    """The models that certificates are about, by stage, and what may execute them. Immutable."""
 
-    def __init__(self, stages: Mapping[str, str]) -> None:
-        """Begin with the models' fingerprint of each stage, as the profile has it."""
+    def __init__(self, stages: Mapping[str, str], executions: Mapping[str, frozenset[str]] | None = None) -> None:
+        """Begin with the models' fingerprint of each stage, as the profile has it; `EXACT` may execute those for which
+        `executions` names none.
+        """
         self.stages = dict(stages)
+        self.executions = dict(executions or {})
 
     def holds(self, stage: str, fingerprint: str | None) -> bool:
         """Whether this fingerprint, stated by the process that ran it, is of the stage as certified; None never is."""
         if fingerprint is None:
             return False
         models, executions = parts_of(fingerprint)
-        return self.models_of(stage, models) and executions <= EXACT
+        return self.models_of(stage, models) and executions <= self.executions.get(stage, EXACT)
+
+    def executions_of(self, stage: str, fingerprint: str | None) -> frozenset[str]:
+        """What executed the stage's models, certified or not; nothing if these were others."""
+        models, executions = parts_of(fingerprint or "")
+        return executions if self.models_of(stage, models) else frozenset()
 
     def models_of(self, stage: str, models: str | None) -> bool:
         """Whether these are the stage's models, whatever executes them."""

@@ -44,8 +44,6 @@ from tests.hawkvision.tasks.classes import TEN, predicted, write_reply
 AS_LISTED = "as listed"
 ANSWER_CLASS = 7
 INTERMEDIATE_CLASS = 6
-EXECUTION = "int8"
-"""What its replicas state that runs their models."""
 
 
 @dataclass
@@ -75,6 +73,8 @@ class Peer:
     """Of the models, in its listing; what its replicas are said to state there follows from it."""
     states: str | None = AS_LISTED
     """What answers state that they were computed by."""
+    execution: str = "int8"
+    """What its replicas state that runs their models."""
     old: bool = False
     """Whether it is a tier of a release that states nothing, in its listing either."""
     intermediate: str = ""
@@ -184,10 +184,10 @@ class Peer:
     def stated(self, models: str) -> str | None:
         if self.old or self.states != AS_LISTED:
             return None if self.old else self.states
-        return f"{models}/{EXECUTION}" if models else None
+        return f"{models}/{self.execution}" if models else None
 
     def listed(self, name: str, models: str) -> ListedStage:
-        return ListedStage(name, (), models, f"{models}/{EXECUTION}" if models and not self.old else None)
+        return ListedStage(name, (), models, f"{models}/{self.execution}" if models and not self.old else None)
 
     async def stages(self, _: web.Request) -> web.Response:
         await asyncio.sleep(self.stages_delay_s)

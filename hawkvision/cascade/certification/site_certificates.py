@@ -48,6 +48,8 @@ class SiteStage(_Strict, frozen=True, kw_only=True):
     fingerprint: Sha256
     temperature: Annotated[float, Meta(gt=0.0)]
     """The profile's. Scores depend on it, and fingerprints do not cover it."""
+    executions: tuple[str, ...] = ()
+    """What ran it, and is certified; empty for the executions that give exactly the answers of the profile's."""
     accuracy: MeasuredAccuracy | None = None
     sent_accuracy: MeasuredAccuracy | UnsetType = UNSET
     """As in `StageProfile`."""
@@ -83,6 +85,11 @@ class SiteCertificates(_Strict, frozen=True, kw_only=True):
     data: SiteData
     stages: tuple[SiteStage, ...]
     pairs: Annotated[tuple[SitePair, ...], Meta(min_length=1)]
+
+    @property
+    def executions(self) -> dict[str, frozenset[str]]:
+        """What may execute each stage, where that is not `EXACT`."""
+        return {stage.name: frozenset(stage.executions) for stage in self.stages if stage.executions}
 
     def stage(self, name: str) -> SiteStage | None:
         """The stage of that name; None if it was not certified."""

@@ -8,7 +8,7 @@ so all of the site's images serve for certification only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -55,6 +55,7 @@ from hawkvision.model_zoo.calibration.evidence import LabelReading, check_enough
 from hawkvision.model_zoo.calibration.label_check import Wish, check_labels, checkable, random_images, write_list
 from hawkvision.model_zoo.calibration.model_runner import AnyImages, run_stages
 from hawkvision.models.datasets import Annotation, image_times, read_unlabelled
+from hawkvision.models.fingerprints import EXACT
 from hawkvision.models.image_sets.folder_classes import class_numbers, directory_classes
 from hawkvision.models.image_sets.labels_file import read_labels
 from hawkvision.models.manifest import Manifest, MeasuredAccuracy, load_manifest
@@ -181,6 +182,8 @@ class Answers:
     edge: Mapping[str, StagePredictions]
     """By each stage that edge nodes run, as they do."""
     datacenter: Mapping[str, StagePredictions]
+    executions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What ran each stage, where others than `EXACT` did."""
 
     def below(self, pair: Pair) -> list[StagePredictions]:
         """By the stages below a pair's reference stage, as far as they were asked."""
@@ -196,7 +199,15 @@ class Compared(NamedTuple):
     reference: Prediction
 
 
-Comparing: TypeAlias = Callable[[Cascade, AnyImages, NDArray[np.intp]], Sequence[Compared]]
+class ComparedImages(NamedTuple):
+    """The same of several images."""
+
+    images: Sequence[Compared]
+    executions: Mapping[str, Sequence[str]]
+    """What ran each stage."""
+
+
+Comparing: TypeAlias = Callable[[Cascade, AnyImages, NDArray[np.intp]], ComparedImages]
 """Lets a node compare the chosen images; the profile has one pair, the node's."""
 
 
@@ -249,10 +260,11 @@ def _run(cascade: Cascade, images: AnyImages, chosen: NDArray[np.intp], cache: P
     )
 
 
-def _told(cascade: Cascade, chosen: NDArray[np.intp], found: Sequence[Compared]) -> Answers:
+def _told(cascade: Cascade, chosen: NDArray[np.intp], compared: ComparedImages) -> Answers:
     """What a node has told of both stages of its pair."""
     (pair,) = cascade.profile.pairs
-    kind = cast("TaskKind[Any]", _ToldKind(cascade.kind))
+    kind, found = cast("TaskKind[Any]", _ToldKind(cascade.kind)), compared.images
+    others = {name: each for name, each in compared.executions.items() if not EXACT.issuperset(each)}
 
     def stage(name: str, predictions: Iterable[Prediction]) -> StagePredictions:
         told = [_Told(prediction, each.score) for prediction, each in zip(predictions, found, strict=True)]
@@ -260,7 +272,7 @@ def _told(cascade: Cascade, chosen: NDArray[np.intp], found: Sequence[Compared])
         return StagePredictions(name, cast("Any", outputs), cascade.profile.stage(name).cost_ms)
 
     edge, best = (each.answer for each in found), (each.reference for each in found)
-    return Answers(kind, chosen, {pair.edge: stage(pair.edge, edge)}, {pair.best: stage(pair.best, best)})
+    return Answers(kind, chosen, {pair.edge: stage(pair.edge, edge)}, {pair.best: stage(pair.best, best)}, others)
 
 
 class _Told(NamedTuple):
@@ -518,6 +530,7 @@ class SiteCertification:
             name=name,
             fingerprint=stage.fingerprint,
             temperature=stage.temperature,
+            executions=tuple(self._answers.executions.get(name, ())),
             accuracy=accuracy or sent,
             sent_accuracy=msgspec.UNSET if accuracy is None or sent is None or sent == accuracy else sent,
         )
