@@ -247,6 +247,7 @@ def make_reviewer(config: EdgeConfig, context: ServingContext) -> AuditReview | 
         config.certificates,
         context.clock,
         guarantees.executions,
+        guarantees.alarm_raised,
     )
 
 

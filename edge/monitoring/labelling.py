@@ -104,6 +104,10 @@ class Review(msgspec.Struct, frozen=True):
     random_needed: Annotated[int, Meta(description="Labels of those that a certificate needs, once there is any.")]
     doubt: Annotated[str | None, Meta(description="Why the labels are not believed; null if they are, or too few.")]
     keeps_images: Annotated[bool, Meta(description="Whether the node keeps images to label.")]
+    before_alarm: Annotated[
+        bool,
+        Meta(description="Whether an alarm stands that came after the block began, which its certificates cannot end."),
+    ]
     targets: Annotated[tuple[ReviewTarget, ...], Meta(description="What it certifies, by target.")]
     items: Annotated[
         tuple[ReviewItem, ...], Meta(description="Those drawn at random first, then those that help the most targets.")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,6 +114,7 @@ class AuditReview:
         certificates: Path | None,
         clock: Clock,
         executions: Callable[[], Mapping[str, frozenset[str]]] = dict,
+        alarm_raised: Callable[[], float] = lambda: -math.inf,
     ) -> None:
         """Prepare.
 
@@ -125,6 +127,7 @@ class AuditReview:
             certificates: the node's file; None if it has none.
             clock: for what people were given.
             executions: what may execute a stage, where that is not `EXACT`; new certificates cover the same.
+            alarm_raised: when the last alarm that stands was raised, in seconds since 1970; −∞ if none stands.
         """
         self._task = task
         self._kind = kind
@@ -132,6 +135,7 @@ class AuditReview:
         self._pair = pair
         self._versions = versions
         self._executions = executions
+        self._alarm_raised = alarm_raised
         self._certificates = certificates
         self.on_written: Callable[[], None] = lambda: None
         """Called when the file was written."""
@@ -186,6 +190,7 @@ class AuditReview:
             random_needed=FEWEST_CHECKED if self._kind.agreement_bounds_drop else 0,
             doubt=doubted,
             keeps_images=self._log.keeps_images,
+            before_alarm=any(audit.drawn <= self._alarm_raised() for audit in audits),
             targets=targets,
             items=tuple(self._item(each, sample.rows[each.number], helped[each.number]) for each in page),
             next=following,

@@ -109,6 +109,10 @@ class Guarantees:
         ] + [self.stage.temperature, pair.score]
         return sha256_of(f"{parts} {self.policy.shrinks_images}".encode())[:32]
 
+    def alarm_raised(self) -> float:
+        """When the last alarm that stands was raised, in seconds since 1970; −∞ if none stands."""
+        return max((each.state.raised for each in self._streams.monitor.all() if each.alarm), default=-math.inf)
+
     def executions(self) -> Mapping[str, frozenset[str]]:
         """What may execute a stage, where that is not `EXACT`."""
         return self.served.versions.executions

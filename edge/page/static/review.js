@@ -4,8 +4,8 @@ import { PAGE, REVIEW, percent } from "./texts.js";
 
 const AHEAD = 5; // images; what a person was given is kept from others for two minutes
 const FEW = 3; // so few are left when further ones are asked for
-const reviewer = crypto.randomUUID?.() ?? String(Math.random()); // by which work is divided between people
-let review = null, item = null, said = [], passed = 0, busy = false, asked = 0;
+const reviewer = sessionStorage.reviewer ??= String(Math.random()); // by which work is divided between people; a tab keeps it
+let review = null, item = null, said = [], passed = 0, busy = false, questions = 0;
 
 const task = () => encodeURIComponent(byId("review-task").value);
 
@@ -23,9 +23,9 @@ async function load() {
 
 // Ask for what waits, and what the clicks made of it, without taking away the image that is looked at.
 async function refill() {
-  const mine = ++asked;
+  const mine = ++questions;
   const fresh = await (await ask(`v1/review?task=${task()}&reviewer=${reviewer}&limit=${AHEAD}&offset=${passed}`, "review")).json();
-  if (mine !== asked) return; // a later question was asked meanwhile
+  if (mine !== questions) return; // a later question was asked meanwhile
   review = fresh;
   review.items = review.items.filter((each) => each.id !== item?.id && !said.includes(each.id));
   if (item) drawGain();
@@ -96,12 +96,12 @@ function draw() {
     fill("item", make("p", {}, REVIEW.nothing(review)));
     return;
   }
-  const kind = item.choices.length ? item.kind : "look";
+  const kind = item.choices.length ? item.kind : "look", asked = kind === "look" ? kind : item.answers.length > 1 ? "disagreement" : "random";
   const picture = make("img", { alt: REVIEW.image(item.answers) });
   const drawn = item.answers.flatMap(({ label }, place) => boxes(label?.objects ?? [], place ? "second" : "first", (each) => each.label));
   const over = make("svg.boxes", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, drawn);
   const why = make("p.quiet", {}, REVIEW.why[kind]);
-  fill("item", make("h2", {}, REVIEW.ask[kind]), make("figure.picture", {}, picture, over), answers(item), choices(item), why);
+  fill("item", make("h2", {}, REVIEW.ask[asked]), make("figure.picture", {}, picture, over), answers(item), choices(item), why);
   const shown = item.image == null ? Promise.resolve(false) : show(picture, item.image.slice(1), "review");
   shown.then((had) => { if (!had) picture.replaceWith(make("p.quiet", {}, REVIEW.gone)); });
 }

@@ -120,21 +120,22 @@ export const LIVE = {
 export const REVIEW = {
   choices: { right: "Right", wrong: "Wrong", cannot_tell: "Cannot tell", first: "The first", second: "The second", neither: "Neither" },
   ask: { random: "Is this answer right?", disagreement: "Which answer is right?", look: "The stages answered differently." },
-  why: { random: "Drawn at random from all traffic: these show whether the labels can be believed.", disagreement: "The two stages answered differently; it is not said which is whose.",
+  why: { random: "Drawn at random from all images: these show whether the labels can be believed.", disagreement: "The two stages answered differently; it is not said which is whose.",
     look: "Detection is for looking only: to certify it, label boxes and use hawkvision certify --data." },
   image: (answers) => `The image to judge; ${answers.length > 1 ? "two answers" : "the answer"}: ${listed(answers.map((each) => each.text))}`,
   position: ["First", "Second"], none: "nothing", count: "Number", labels: "The right labels, separated by commas",
-  progress: (review) => `${plural(review.labelled, "image")} judged, ${review.waiting} wait. Block ${review.block}: ${review.audits} of ${review.size} audits, the stages differ on ${review.disagreements}.`,
-  trust: (review) => [REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" "),
+  progress: (review) => `${plural(review.labelled, "image")} judged, ${review.waiting} wait. Both stages answered ${review.audits} of ${review.size} images, and differ on ${review.disagreements}.`,
+  trust: (review) => [review.before_alarm ? "An alarm stands that came after these images: certificates of them cannot end it, those of later images can." : "",
+    REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" "),
   random: (review) => review.random_labelled >= review.random_needed ? "" : `Judge ${review.random_needed - review.random_labelled} more of the images drawn at random before anything can be certified.`,
   contradictions: (review) => review.repeated ? `Shown twice: ${review.repeated}; judged differently: ${review.contradictions} (${percent(review.contradictions / review.repeated, 0)}). Those count as lost.` : "",
   target: (target) => `drop of ${percent(target.max_accuracy_drop, 2)}`,
   can: (target) => target.certified ? `certifiable, escalates ${percent(target.escalation, 0)}` : "not certifiable yet",
-  more: (target, review) => target.more === 0 ? review.audits < review.size && !target.certified ? "it needs more audits" : "no further click would help" : `${plural(target.more, "more click")} may bring it to ${percent(target.then, 0)}`,
+  more: (target, review) => target.more === 0 ? review.audits < review.size && !target.certified ? "it needs more images" : "no further click would help" : `${plural(target.more, "more click")} may bring it to ${percent(target.then, 0)}`,
   nothing: (review) => review.audits === 0 ? "No audits yet: the node checks a share of its traffic by the reference stage. Come back when there is some."
     : !review.keeps_images ? "This node keeps no images to look at. Set review_max_bytes and review_max_days, or review a folder with hawkvision review FOLDER."
       : review.waiting > 0 ? "Other people look at what is left; it comes back within two minutes." : "Nothing waits for a look.",
   gone: "The image is not kept any more.", undone: "Taken back.", doubt: (why) => `The labels are not believed yet: ${why}`,
-  made: (made) => `Certificates made of ${made.n} audits and ${plural(made.labels, "label")}: ${made.targets.filter((each) => each.certified).map((each) => percent(each.max_accuracy_drop, 2)).join(", ") || "no drop could be certified"}. They are in force within seconds.`,
+  made: (made) => `Certificates made of ${made.n} images and ${plural(made.labels, "label")}: ${made.targets.filter((each) => each.certified).map((each) => percent(each.max_accuracy_drop, 2)).join(", ") || "no drop could be certified"}. A node has them in force within seconds.`,
   keys: { right: "1", first: "1", wrong: "2", second: "2", neither: "3", cannot_tell: "0" }, hint: "Keys: 1, 2, 3, 0, and U to undo.",
 };

@@ -131,6 +131,7 @@ class FolderReview:
             random_needed=self._needed(),
             doubt=known.doubt,
             keeps_images=True,
+            before_alarm=False,
             targets=known.targets,
             items=tuple(self._item(each, known.helped.get(each.number, ())) for each in page),
             next=following,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,9 +42,10 @@ class Desk:
         self.log = EvidenceLog(folder / "audits", 0.02, most_bytes=10_000_000, most_days=1.0)
         self.truths: list[int] = []
         self.clock = ManualClock()
+        self.alarm = -math.inf
         self.reviewer = AuditReview(
             "digits", kind, self.log, lambda: (PROFILE, PAIR), lambda: VERSIONS,
-            self.file if certificates else None, self.clock,
+            self.file if certificates else None, self.clock, alarm_raised=lambda: self.alarm,
         )  # fmt: skip
 
     def audit(
@@ -178,6 +180,18 @@ def test_certificates_say_whose_the_audits_are_if_they_are_of_one_stream_alone(t
         return said
 
     assert at_desk(tmp_path, scenario) == ["02", None]
+
+
+def test_a_block_says_whether_it_is_too_early_to_end_the_alarm_that_stands(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> list[bool]:
+        desk.audit(FEWEST)
+        drawn = (await desk.page()).items[0].drawn.timestamp()
+        found = []
+        for desk.alarm in (-math.inf, drawn - 3600.0, drawn + 3600.0):
+            found.append((await desk.page()).before_alarm)
+        return found
+
+    assert at_desk(tmp_path, scenario) == [False, False, True]
 
 
 def test_the_order_of_answers_does_not_say_whose_they_are(tmp_path: Path) -> None:
