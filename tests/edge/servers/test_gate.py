@@ -22,13 +22,13 @@ HURRIED = "/v1/classify?quality=fast&deadline_ms=300"
 
 
 def request(path: str, body: bytes, *lines: str) -> bytes:
-    head = [f"POST {path} HTTP/1.1", "Host: a", *lines]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", *lines]
     if not any(line.startswith("Transfer-Encoding") for line in lines):
         head.append(f"Content-Length: {len(body)}")
     return "\r\n".join((*head, "", "")).encode() + body
 
 
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def exchange(port: int, *sent: bytes) -> list[tuple[int, dict[str, str], bytes]]:
