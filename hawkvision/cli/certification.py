@@ -95,21 +95,10 @@ def calibrate(
         raise ConfigError("expected --data, or --design with --certify-data")
     else:
         profile = run(
-            task,
-            data,
-            path,
-            edges=tuple(edge or ()),
-            best=best,
-            intermediate=intermediate,
-            seed=seed,
-            datagram=datagram,
-            certify_data=certify_data,
-            compared=compared,
-            allow_worse=allow_worse_reference,
-            reading=reading,
-            models=models,
-            cache=cache,
-        )
+            task, data, path, edges=tuple(edge or ()), best=best, intermediate=intermediate, seed=seed,
+            datagram=datagram, certify_data=certify_data, compared=compared, allow_worse=allow_worse_reference,
+            reading=reading, models=models, cache=cache,
+        )  # fmt: skip
     _print_summary(profile, path, models)
 
 
@@ -193,21 +182,12 @@ def certify(
 
     path = out or Path("certificates.json")
     found = certify_site(
-        task,
-        data,
-        path,
-        labelled=not unlabelled,
-        labels=labels,
-        to_label=to_label,
-        labels_checked=labels_checked,
-        edges=tuple(edge or ()),
-        compared=compared,
-        profile=profile,
+        task, data, path, labelled=not unlabelled, labels=labels, to_label=to_label, labels_checked=labels_checked,
+        edges=tuple(edge or ()), compared=compared, profile=profile,
         reading=LabelReading(class_map, clean_ids, Trained(trained_images)),
         comparing=None if node is None else by_node(node, api_key, ca),
-        models=manifest.models_dir(models_dir, task),
-        cache=manifest.cache_dir(cache_dir),
-    )
+        models=manifest.models_dir(models_dir, task), cache=manifest.cache_dir(cache_dir),
+    )  # fmt: skip
     _print_site(found, path)
     if to_label is not None:
         print(
