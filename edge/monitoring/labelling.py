@@ -130,6 +130,7 @@ class NewCertificates(msgspec.Struct, frozen=True):
     task: Annotated[str, Meta(description="Whose audits they are.")]
     edge: Annotated[str, Meta(description="The edge stage.")]
     block: Annotated[int, Meta(description="The block of audits.")]
+    file: Annotated[str, Meta(description="Where they were written.")]
     n: Annotated[int, Meta(description="Its audits.")]
     labels: Annotated[int, Meta(description="Audits with a label that tells what is lost.")]
     accuracies: Annotated[

@@ -341,8 +341,9 @@ class AuditReview:
             self._asked -= 1
 
     async def _chosen(self, block: int | None) -> int:
-        """The block asked for; else that which is open, until certificates are made of it; else the newest that has
-        ended with `FEWEST` audits. Nobody may choose among those that ended.
+        """The block asked for; else that which is open, until certificates are made of it, or a restart has cut it too
+        short for labels to count; else the newest that has ended with `FEWEST` audits. Nobody may choose among those
+        that ended.
 
         Raises:
             BadField: if a newer one was opened, or has ended.
@@ -356,7 +357,8 @@ class AuditReview:
                 ended = each
                 break
         if block is None:
-            return opened if opened >= oldest and FAST not in openings[opened] else ended
+            stays = opened >= oldest and FAST not in openings[opened]
+            return opened if stays and (opened == newest or await self._checkable(opened)) else ended
         if not oldest <= block <= newest:
             raise NotFound(f"block: there is none of number {block}; expected {oldest} to {newest}")
         if block < opened:
@@ -364,6 +366,10 @@ class AuditReview:
         if block not in {opened, ended, newest}:
             raise BadField(f"block {block}: block {ended} has ended since; of those that ended only the newest opens")
         return block
+
+    async def _checkable(self, block: int) -> bool:
+        """Whether a block that has ended has enough images on which labels are checked."""
+        return sum(map(for_label_check, await self._log.read(block))) >= FEWEST_CHECKED
 
     async def _sample(self, block: int) -> _Sample:
         """The audits of a block by the stages that run now."""
@@ -517,6 +523,7 @@ class AuditReview:
             self._task,
             pair.edge,
             block,
+            str(self._certificates),
             len(rows),
             labels,
             {name: ReviewAccuracy(each.value, each.n, each.low, each.high) for name, each in accuracies.items()},

@@ -46,7 +46,11 @@ let key = ""; // in the tab's memory alone
 export const keyed = () => key !== "";
 
 export class Refused extends Error {
-  constructor(message, status) { super(message); this.status = status; }
+  constructor(message, status, retryAfter = null) {
+    super(message);
+    this.status = status;
+    this.againMs = 1000 * (Number(retryAfter) || 2);
+  }
 }
 
 // Ask the node. `scope` is what the request needs, for the message where the key lacks it.
@@ -65,7 +69,8 @@ export async function ask(path, scope, options = {}) {
     byId("sign-in").open = true;
     throw new Refused(key ? `${ERRORS.wrongKey} ${ERRORS.scope[scope]}` : ERRORS.scope[scope], 401);
   }
-  throw new Refused(reply.status === 403 && key ? `${ERRORS.scope[scope]} ${said.error}` : said.error, reply.status);
+  const why = reply.status === 403 && key ? `${ERRORS.scope[scope]} ${said.error}` : said.error;
+  throw new Refused(why, reply.status, reply.headers.get("Retry-After"));
 }
 
 export const post = (body) => ({ method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });

@@ -1,6 +1,7 @@
-// Live: what the node does now, from a stream of its status.
+// Live: what the node does now, from a stream of its status. A tab that nobody sees holds none, for browsers open only
+// six connections to a host.
 import { ask, badge, byId, fill, make, notice, show, table } from "./app.js";
-import { LIVE, PAGE, REASONS, STATUS, bytes, clock, ms, percent } from "./texts.js";
+import { ERRORS, LIVE, PAGE, REASONS, STATUS, bytes, clock, ms, percent } from "./texts.js";
 
 const POINTS = 240; // two a second, two minutes
 const AGAIN_MS = 2000;
@@ -13,13 +14,21 @@ export function enter(signal) {
 
 async function follow(signal) {
   while (!signal.aborted) {
+    const hidden = new AbortController(), hide = () => { if (document.hidden) hidden.abort(); };
+    document.addEventListener("visibilitychange", hide);
     try {
-      await read((await ask("v1/status?watch=true", "observe", { signal })).body.getReader());
+      const asked = { signal: AbortSignal.any([signal, hidden.signal]) };
+      if (!document.hidden) await read((await ask("v1/status?watch=true", "observe", asked)).body.getReader());
     } catch (error) {
       if (signal.aborted) return;
-      notice(error);
-      fill("tiles", make("p.quiet", {}, LIVE.stale));
-      if (error.status === 401 || error.status === 403) return;
+      if (!hidden.signal.aborted) {
+        notice(error.status ? error : { message: `${ERRORS.offline} ${ERRORS.again}` });
+        fill("tiles", make("p.quiet", {}, LIVE.stale));
+      }
+      if ([401, 403, 404].includes(error.status)) return;
+    } finally {
+      document.removeEventListener("visibilitychange", hide);
+      byId("live").classList.add("stale");
     }
     await new Promise((done) => { setTimeout(done, AGAIN_MS); signal.addEventListener("abort", done, { once: true }); });
   }
@@ -42,6 +51,7 @@ async function read(reader) {
 
 function draw(status) {
   notice(status.draining ? { message: LIVE.draining } : null);
+  byId("live").classList.remove("stale");
   const total = all(status.tasks);
   points = [...points, total].slice(-POINTS);
   fill("tiles", tiles(total, status));

@@ -16,10 +16,10 @@ export const PAGE = {
   keyOpen: "Key", key: "Key of this node", keyUse: "Use", keyNote: "It stays in this tab's memory and goes to this node only.",
   noScript: "This page needs JavaScript. The API is described at /docs.",
   choose: "Choose an image", camera: "Take a photograph", drop: "or drop or paste one here", task: "Task",
-  target: "How accurate", exact: "as the reference stage", fast: "always the edge", deadline: "Deadline", deadlineUnit: "ms, empty for none", ask: "Ask again", confidence: "Boxes from a confidence of",
+  words: "The edge is this node's small model; the reference stage is the best that the datacenter has. To escalate is to send the image there.", target: "How accurate", exact: "as the reference stage", fast: "always the edge", deadline: "Deadline", deadlineUnit: "ms, empty for none", ask: "Ask again", confidence: "Boxes from a confidence of",
   answer: "Answer", time: "Where the time went", same: "The same request", curl: "curl", python: "Python", copy: "Copy", api: "API",
   rate: "The last two minutes", tasks: "Tasks", guarantees: "Guarantees", alarms: "Alarms", answers: "Last answers",
-  undo: "Undo", certify: "Renew the certificates", certifiable: "What the clicks make certifiable", next: "Next", other: "Another answer", say: "Say so",
+  undo: "Undo", certify: "Renew the certificates", certifiable: "What the clicks make certifiable", next: "Next", lookAgain: "Look again at what was judged", other: "Another answer", say: "Say so",
   checked: "I looked again at the labels of the images drawn at random, and they are right",
 };
 
@@ -27,9 +27,8 @@ export const ERRORS = {
   scope: { infer: "This view needs a key with the scope infer.", observe: "This view needs a key with the scope observe.",
     review: "This view needs a key with the scope review.", operate: "This needs a key with the scope operate." },
   noView: "This server does not offer this view.", wrongKey: "This node does not know that key.",
-  offline: "The node does not answer. Trying again.",
+  offline: "The node does not answer.", again: "Trying again.",
   noImage: (name) => `${name || "This"} cannot be shown here; the node may still read it.`,
-  tooLarge: (size, limit) => `The image has ${(size / 1e6).toFixed(1)} MB; this node takes ${(limit / 1e6).toFixed(1)} MB.`,
 };
 
 // ------------------------------------------------------------------------------------------------------- try
@@ -37,7 +36,7 @@ export const ERRORS = {
 const QUALITY = { fast: "fast: always the edge", balanced: "balanced, the default", best: "best: always the reference" };
 
 export const TRY = {
-  waiting: "Choose an image to ask about.", asking: "Asking …",
+  waiting: "Choose an image to ask about.", failed: "No answer.", asking: "Asking …",
   target: ({ target }) => target.quality ? QUALITY[target.quality] : `at most ${percent(target.max_accuracy_drop, 2)} less accurate than the best`,
   cost: (listing) => `Escalates ${percent(listing.escalation, 0)} of traffic. ${STATUS[listing.accuracy.status].short}${
     listing.accuracy.max_drop != null && listing.accuracy.target.quality ? `, at most ${percent(listing.accuracy.max_drop, 2)} less accurate` : ""}.`,
@@ -61,7 +60,7 @@ const BELOW = {
 export function whoAndWhy(answer) {
   const { edge_score: score, edge_threshold: needed, timing_ms: took } = answer;
   const sure = score == null ? "The edge did not look at the image"
-    : `The edge was ${percent(score)} sure` + (needed == null ? "" : `, this target needs ${percent(needed)}`);
+    : `The edge scored ${percent(score)}` + (needed == null ? "" : `, this target needs ${percent(needed)}`);
   const below = answer.degraded ? ` ${BELOW[answer.degraded_reason] ?? ""}` : "";
   if (answer.tier === "edge") return `${sure}${answer.degraded ? "." : `; it answered in ${ms(took.total)}.`}${below}`;
   return `${(WHY[answer.reason] ?? (() => `${sure};`))(sure)} the datacenter answered in ${ms(took.uplink + took.dc)}.${below}`;
@@ -75,7 +74,7 @@ export const STATUS = {
 const BASIS = { shipped: "the images named on the model's card", site: "a folder of this site's own images", review: "this node's own traffic, reviewed by people",
   agreement: "how often the stages agree" };
 export const REASONS = {
-  alarm: "audits show that the traffic is not as certified", degraded: "this answer is below its target", partial_image: "a part of the image was missing",
+  alarm: "audits show that the traffic is not as certified", degraded: "it is below what the target asks for", partial_image: "a part of the image was missing",
   uncertified_version: "what runs is not known to be what was certified", no_certificate: "no certificate covers this target",
   min_accuracy: "an accuracy that nobody can watch without labels was asked for", agreement_only: "only the agreement of both stages is certified",
   unmonitored: "too few audits take place", expired: "the images behind the certificate are too old", late: "too many answers to this target come late or below it",
@@ -87,6 +86,7 @@ export function guarantee(accuracy) {
     const why = REASONS[accuracy.status_reason] ?? accuracy.status_reason;
     return [`Nothing is promised for this answer: ${why}.`];
   }
+  if (accuracy.basis == null) return ["The reference stage itself answers to this target, so nothing is lost against it."];
   const watched = accuracy.watched_max_drop;
   return [
     `Answers to this target are ${drop ?? `different from the reference stage's on at most ${percent(accuracy.max_disagreement)}`}, on average over traffic like that which was tested.`,
@@ -100,7 +100,7 @@ export function guarantee(accuracy) {
 export const LIVE = {
   tiles: { rate: "requests/s", p50: "P50", p99: "P99", slowest50: "P50, slowest task", slowest99: "P99, slowest task", escalated: "escalated", degraded: "below target", refused: "refused", queue: "waiting", datacenter: "datacenter", link: "link", memory: "memory" },
   columns: { task: "Task", rate: "Requests/s", p50: "P50", p99: "P99", edge: "At the edge", escalated: "Escalated", degraded: "Below target", refused: "Refused", queue: "Waiting",
-    stream: "Stream", status: "Status", audits: "Audits made", disagreement: "Stages differ", certified: "Certified for",
+    stream: "Stream", status: "Status", audits: "Audits made", disagreement: "Edge answers that differ", certified: "Certified for",
     time: "Time", who: "By", cause: "Cause", ended: "Ended", answer: "Answer", took: "Took" },
   stream: (hash, named) => hash == null ? "all traffic" : `${named === false ? "caller " : ""}${hash.slice(0, 8)}`, of: (some, all) => `${some} of ${all}`,
   datacenter: ({ configured, up, circuit_breaker: breaker }) => !configured ? "none"
@@ -108,7 +108,7 @@ export const LIVE = {
   link: (link) => !link.transport ? "–" : [link.transport, link.rtt_ms == null ? "" : ms(link.rtt_ms), link.loss == null ? "" : `${percent(link.loss)} lost`].filter(Boolean).join(", "),
   audits: (row) => `${row.audits_made} of ${row.audits_due}${row.audits_waiting ? `, ${row.audits_waiting} waiting` : ""}`,
   most: (value) => `at most ${value}`,
-  certified: (row) => row.certified_disagreement == null ? "–"
+  certified: (row) => row.certified_disagreement == null ? row.status === "certified" ? "the reference stage answers" : "–"
     : `${row.max_drop == null ? "" : `a drop of ${percent(row.max_drop, 2)}, `}${percent(row.certified_disagreement)} different`,
   empty: { tasks: "No task is served.", guarantees: "Nothing is watched.", alarms: "No alarm.", answers: "No answer yet." },
   stands: "stands", stale: "Not connected.", draining: "The node is shutting down.",
@@ -127,15 +127,20 @@ export const REVIEW = {
   progress: (review) => `${plural(review.labelled, "image")} judged, ${review.waiting} wait. Both stages answered ${review.audits} of ${review.size} images, and differ on ${review.disagreements}.`,
   trust: (review) => [review.before_alarm ? "An alarm stands that came after these images: certificates of them cannot end it, those of later images can." : "",
     REVIEW.random(review), REVIEW.contradictions(review), review.doubt ? REVIEW.doubt(review.doubt) : ""].filter(Boolean).join(" "),
-  random: (review) => review.random_labelled >= review.random_needed ? "" : `Judge ${review.random_needed - review.random_labelled} more of the images drawn at random before anything can be certified.`,
+  random: (review) => review.random_labelled >= review.random_needed ? ""
+    : review.newest > review.block && review.waiting === 0 ? "A restart cut these images short: too few were drawn at random for labels to count. Later ones come once there are enough."
+      : `Judge ${review.random_needed - review.random_labelled} more of the images drawn at random before labels count.`,
   contradictions: (review) => review.repeated ? `Shown twice: ${review.repeated}; judged differently: ${review.contradictions} (${percent(review.contradictions / review.repeated, 0)}). Those count as lost.` : "",
   target: (target) => `drop of ${percent(target.max_accuracy_drop, 2)}`,
   can: (target) => target.certified ? `certifiable, escalates ${percent(target.escalation, 0)}` : "not certifiable yet",
-  more: (target, review) => target.more === 0 ? review.audits < review.size && !target.certified ? "it needs more images" : "no further click would help" : `${plural(target.more, "more click")} may bring it to ${percent(target.then, 0)}`,
+  more: (target, review) => target.more === 0 ? review.audits < review.size && !target.certified ? "it needs more images" : "no further click would help" : `${plural(target.more, "more click")} may bring that to ${percent(target.then, 0)}`,
   nothing: (review) => review.audits === 0 ? "No audits yet: the node checks a share of its traffic by the reference stage. Come back when there is some."
     : !review.keeps_images ? "This node keeps no images to look at. Set review_max_bytes and review_max_days, or review a folder with hawkvision review FOLDER."
       : review.waiting > 0 ? "Other people look at what is left; it comes back within two minutes." : "Nothing waits for a look.",
   gone: "The image is not kept any more.", undone: "Taken back.", doubt: (why) => `The labels are not believed yet: ${why}`,
-  made: (made) => `Certificates made of ${made.n} images and ${plural(made.labels, "label")}: ${made.targets.filter((each) => each.certified).map((each) => percent(each.max_accuracy_drop, 2)).join(", ") || "no drop could be certified"}. A node has them in force within seconds.`,
+  made: (made) => `Certificates made of ${made.n} images and ${plural(made.labels, "label")}: ${made.targets.filter((each) => each.certified).map((each) => percent(each.max_accuracy_drop, 2)).join(", ") || "no drop could be certified"}. They are in ${made.file}; a node that reads it has them in force within seconds.`,
+  said: (label) => `It was judged: ${REVIEW.choices[label] ?? JSON.stringify(label)}.`,
+  replace: (review) => `Replace the certificates in force by those of ${plural(review.audits, "image")} and ${plural(review.labelled, "label")}?\n\nEscalated then: ${
+    review.targets.map((each) => `${percent(each.max_accuracy_drop, 2)}: ${percent(each.escalation, 0)}`).join(", ")}.`,
   keys: { right: "1", first: "1", wrong: "2", second: "2", neither: "3", cannot_tell: "0" }, hint: "Keys: 1, 2, 3, 0, and U to undo.",
 };

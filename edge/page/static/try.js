@@ -14,7 +14,8 @@ export async function enter() {
 async function listTargets() {
   const { targets } = await (await ask(`v1/targets?task=${encodeURIComponent(byId("task").value)}`, "infer")).json();
   const before = JSON.stringify(listings[byId("target").value]?.accuracy.target ?? { quality: "balanced" });
-  listings = targets.sort((one, other) => strictness(one) - strictness(other));
+  const useful = targets.filter((each) => each.accuracy.target.quality || each.escalation > 0); // the others are as `fast`
+  listings = useful.sort((one, other) => strictness(one) - strictness(other));
   const chosen = listings.findIndex((each) => JSON.stringify(each.accuracy.target) === before);
   byId("target").max = listings.length - 1;
   byId("target").value = Math.max(0, chosen);
@@ -88,7 +89,7 @@ function draw() {
   byId("spent").hidden = !answer;
   fill("boxes");
   if (!answer) {
-    fill("answer", make("p.quiet", {}, TRY.waiting));
+    fill("answer", make("p.quiet", {}, image ? TRY.failed : TRY.waiting));
     return;
   }
   const { accuracy } = answer, status = STATUS[accuracy.status];
@@ -157,7 +158,8 @@ with Client(${JSON.stringify(base)}) as client:
     print(answer.prediction, answer.accuracy.status)`,
   };
   fill("same", Object.entries(examples).map(([title, text]) => {
-    const button = make("button", { type: "button", click: () => copy(text, button), "aria-label": `${PAGE.copy} ${title}` }, PAGE.copy);
+    const click = () => copy(text, button), hidden = !navigator.clipboard; // none without TLS
+    const button = make("button", { type: "button", hidden, click, "aria-label": `${PAGE.copy} ${title}` }, PAGE.copy);
     return make("figure.code", {}, make("figcaption", {}, title, button), make("pre", { tabindex: "0" }, text));
   }));
 }

@@ -180,6 +180,7 @@ class FolderReview:
             self._task,
             self._pair.edge,
             0,
+            str(self._site.out),
             made.data.n,
             made.data.labels,
             {name: ReviewAccuracy(each.value, each.n, each.low, each.high) for name, each in accuracies.items()},

@@ -39,10 +39,14 @@ class Desk:
 
     def __init__(self, folder: Path, *, certificates: bool = True, kind: TaskKind[Any] = KIND) -> None:
         self.file = folder / "certificates.json"
-        self.log = EvidenceLog(folder / "audits", 0.02, most_bytes=10_000_000, most_days=1.0)
         self.truths: list[int] = []
         self.clock = ManualClock()
         self.alarm = -math.inf
+        self.open(folder, 0.02, kind, certificates=certificates)
+
+    def open(self, folder: Path, share: float, kind: TaskKind[Any] = KIND, *, certificates: bool = True) -> None:
+        """Start, with this share of audits; another one than before begins a block."""
+        self.log = EvidenceLog(folder / "audits", share, most_bytes=10_000_000, most_days=1.0)
         self.reviewer = AuditReview(
             "digits", kind, self.log, lambda: (PROFILE, PAIR), lambda: VERSIONS,
             self.file if certificates else None, self.clock, alarm_raised=lambda: self.alarm,
@@ -448,6 +452,21 @@ def test_of_blocks_that_ended_only_the_newest_opens(tmp_path: Path) -> None:
         assert [(await desk.page(block=block)).block for block in (2, 3, 4)] == [2, 3, 4], "open, ended, and filling"
 
     at_desk(tmp_path, scenario)
+
+
+def test_an_open_block_that_was_cut_too_short_for_labels_is_left_for_a_later_one(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> list[int]:
+        desk.audit(FEWEST)
+        found = [(await desk.page()).block]
+        await desk.log.close()
+        desk.open(tmp_path, 0.03)
+        desk.truths += [0] * (BLOCK - len(desk.truths))
+        for audits in (FEWEST, BLOCK - FEWEST):
+            desk.audit(audits)
+            found.append((await desk.page()).block)
+        return found
+
+    assert at_desk(tmp_path, scenario) == [0, 0, 1]
 
 
 def test_a_block_that_left_the_log_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,10 @@ from tests.edge.peer import Peer
 from tests.images import encoded
 
 pytestmark = pytest.mark.slow
+VISIBILITY = """(state) => {
+  Object.defineProperty(document, "hidden", { get: () => state === "hidden", configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 
 
 def infer(node: ServerProcess, query: str = "", times: int = 1, key: str = "") -> None:
@@ -83,6 +87,17 @@ def test_a_suspended_guarantee_is_shown_with_its_alarm_and_in_the_next_answer(
         expect(opened.page.locator("#answer details")).to_contain_text(
             "audits show that the traffic is not as certified"
         )
+
+
+def test_a_tab_that_nobody_sees_takes_no_connection(browser: Browser, node: ServerProcess) -> None:
+    with tab(browser, node.url) as opened:
+        opened.open("live")
+        expect(opened.page.locator("#tasks")).to_contain_text("imagenet")
+        with opened.page.expect_event("requestfailed"):
+            opened.page.evaluate(VISIBILITY, "hidden")
+        expect(opened.page.locator("#notice")).to_be_empty()
+        with opened.page.expect_request("**/v1/status?**"):
+            opened.page.evaluate(VISIBILITY, "visible")
 
 
 def test_the_view_goes_on_when_the_node_comes_back(browser: Browser) -> None:

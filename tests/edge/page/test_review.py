@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, expect
+from playwright.sync_api import Browser, Locator, Route, expect
 
 from hawkvision.system.child_server import ServerProcess
 from tests.browser import Tab, tab
@@ -64,6 +64,45 @@ def test_an_image_is_judged_by_the_keyboard_and_taken_back(
     assert known(audited, keys)["labelled"] == before
 
 
+def test_what_was_judged_is_looked_at_again_and_changed(
+    desk: Tab, audited: ServerProcess, keys: dict[str, str]
+) -> None:
+    before = judged(desk)
+    desk.page.keyboard.press("1")
+    expect(progress(desk)).to_contain_text(f"{before + 1} image")
+    desk.page.locator("#again").check()
+    expect(desk.page.locator("#item")).to_contain_text("It was judged: The first.")
+    desk.page.keyboard.press("3")
+    expect(desk.page.locator("#item .choices")).to_have_count(0)
+    assert [each["label"] for each in known(audited, keys)["items"]] == ["neither"]
+    desk.page.locator("#again").uncheck()
+    expect(desk.page.locator("#item .choices")).to_have_count(1)
+    desk.page.locator("#undo").click()
+    expect(progress(desk)).to_contain_text(f"{before} image")
+
+
+@pytest.mark.parametrize("status", [429, 503, None])
+def test_the_view_asks_again_after_a_refusal_and_a_broken_connection(desk: Tab, status: int | None) -> None:
+    broken: list[str] = []
+
+    def refuse_once(route: Route) -> None:
+        if broken:
+            route.continue_()
+            return
+        broken.append(route.request.url)
+        if status is None:
+            route.abort()
+        else:
+            route.fulfill(status=status, json={"error": "busy", "code": "overloaded"}, headers={"Retry-After": "1"})
+
+    desk.page.route("**/v1/review?**", refuse_once)
+    desk.page.locator("#again").check()
+    expect(desk.page.locator("#notice")).to_contain_text("Trying again.")
+    desk.page.locator("#again").uncheck()
+    expect(desk.page.locator("#item .choices")).to_have_count(1)
+    expect(desk.page.locator("#notice")).to_be_empty()
+
+
 def test_both_answers_are_shown_without_saying_whose_and_the_targets_beside_them(desk: Tab) -> None:
     assert desk.page.locator("#item .answers li").count() in (1, 2)
     text = desk.page.locator("#review").inner_text()
@@ -92,6 +131,7 @@ def test_a_phone_judges_by_thumb(browser: Browser, audited: ServerProcess, keys:
 
 
 def test_who_may_only_review_is_told_what_renewing_needs(desk: Tab) -> None:
+    desk.page.on("dialog", lambda dialog: dialog.accept())
     desk.page.locator("#certify").click()
     expect(desk.page.locator("#notice")).to_contain_text("This needs a key with the scope operate.")
 
