@@ -138,7 +138,7 @@ def _view(url: str, now: dict[str, Any]) -> Iterator[RenderableType]:
         ],
     )  # fmt: skip
     yield _table(
-        ("task", "whose", "guarantee", "audits", "differ", "certified", "max drop"),
+        ("task", "whose", "guarantee", "audits", "edge differs", "certified", "max drop"),
         [
             (task["task"], _whose(row), _guarantee(row), f"{row['audits_made']}/{row['audits_due']}",
              *(_percent(row[each]) for each in ("disagreement", "certified_disagreement", "max_drop")))

@@ -60,6 +60,7 @@ class Peer:
     asked_for_stages: int = 0
     error_code: str = "overloaded"
     garbage: bool = False
+    task: str = "imagenet"
     model: str = "reference"
     top_k: list[tuple[int, float]] = field(default_factory=lambda: [(ANSWER_CLASS, 0.99), (8, 0.005)])
     kind: TaskKind[Any] = TEN
@@ -195,7 +196,7 @@ class Peer:
         if self.stages_status != 200:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.stages_status)
         stages = (self.listed(self.intermediate, self.intermediate_fingerprint),) if self.intermediate else ()
-        listing = StageList("imagenet", self.model, (*stages, self.listed(self.model, self.fingerprint)))
+        listing = StageList(self.task, self.model, (*stages, self.listed(self.model, self.fingerprint)))
         return web.Response(body=msgspec.json.encode(listing), content_type="application/json")
 
     async def transports(self, request: web.Request) -> web.Response:

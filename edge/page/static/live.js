@@ -22,7 +22,8 @@ async function follow(signal) {
     } catch (error) {
       if (signal.aborted) return;
       if (!hidden.signal.aborted) {
-        notice(error.status ? error : { message: `${ERRORS.offline} ${ERRORS.again}` });
+        const gone = error.status === 404 ? ERRORS.noView : `${ERRORS.offline} ${ERRORS.again}`;
+        notice([0, 404, undefined].includes(error.status) ? { message: gone } : error);
         fill("tiles", make("p.quiet", {}, LIVE.stale));
       }
       if ([401, 403, 404].includes(error.status)) return;
