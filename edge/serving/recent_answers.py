@@ -10,6 +10,7 @@ import math
 from collections import deque
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from hawkvision.core.types import Answer
@@ -34,7 +35,7 @@ class Shown(NamedTuple):
     caller: str
 
 
-class LastMinute(NamedTuple):
+class LastMinute(msgspec.Struct, frozen=True):
     """The requests of the last `WINDOW_S`, or the last `MOST_COUNTED`. Shares are fractions of all of them."""
 
     per_s: float = 0.0

@@ -209,7 +209,7 @@ def _task(node: EdgeNode, now: float) -> TaskStatus:
         queue_limit=node.pool.limit,
         guarantee=tuple(_guarantee(node, route, stream, waiting) for stream in streams),
         alarms=(*standing, *ended),
-        **node.recent.last_minute(now)._asdict(),
+        **msgspec.structs.asdict(node.recent.last_minute(now)),
     )
 
 

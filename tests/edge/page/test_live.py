@@ -81,6 +81,7 @@ def test_a_suspended_guarantee_is_shown_with_its_alarm_and_in_the_next_answer(
         expect(opened.page.locator("#guarantees")).to_contain_text("Suspended")
         expect(opened.page.locator("#alarms tbody")).to_contain_text("stands")
         opened.page.get_by_role("link", name="Try").click()
+        opened.page.locator("#try").wait_for()
         opened.page.set_input_files("#file", photograph)
         expect(opened.page.locator("#answer")).to_contain_text("The guarantee is suspended")
         expect(opened.page.locator("#answer .badge").first).to_contain_text("Suspended")

@@ -174,6 +174,7 @@ def test_a_certified_answer_says_what_that_rests_on(
 ) -> None:
     with tab(browser, certified.url) as opened:
         opened.open()
+        expect(opened.page.locator("#wanted")).not_to_be_empty()
         opened.page.locator("#target").press("End")
         opened.page.set_input_files("#file", photograph)
         answered(opened)

@@ -26,7 +26,7 @@ def request(image: bytes, arrives: str, *lines: bytes) -> Iterable[bytes]:
     length = b"Transfer-Encoding: chunked" if arrives == "chunked" else b"Content-Length: %d" % len(body)
     kind = b"multipart/form-data; boundary=b" if arrives == "form" else b"image/jpeg"
     head = b"\r\n".join((
-        b"POST /v1/classify?quality=fast HTTP/1.1", b"Host: x", b"Connection: close", b"Content-Type: " + kind,
+        b"POST /v1/classify?quality=fast HTTP/1.1", b"Host: localhost", b"Connection: close", b"Content-Type: " + kind,
         length, *lines, b"", b"",
     ))  # fmt: skip
     step = len(body) // 4 + 1

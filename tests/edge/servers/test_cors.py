@@ -105,9 +105,9 @@ def test_answers_and_errors_may_be_read_by_pages_of_a_listed_origin_and_no_other
     assert [vary(reply) for reply in (ours, others)] == [{"origin"}, {"origin"}]
 
 
-def test_without_the_setting_no_cors_headers_are_sent(caller: Caller) -> None:
+def test_without_the_setting_pages_of_other_sites_are_refused_and_no_cors_headers_are_sent(caller: Caller) -> None:
     reply = caller.classify(encoded(), "quality=fast", Origin=SHOP)
-    assert reply.status == 200
+    assert reply.status == 403
     assert not [name for name in reply.headers if name.startswith("access-control") or name == "vary"]
     assert (
         caller.send("OPTIONS", "/v1/classify", headers={"Origin": SHOP, "Access-Control-Request-Method": "POST"}).status

@@ -157,7 +157,7 @@ def test_a_caller_that_reads_late_gets_all_of_its_answer_and_may_ask_again(impat
 
 def working(server: ServerProcess) -> socket.socket:
     """A connection whose request is being read: the node has asked for the rest."""
-    head = b"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    head = b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     connection = connect(server, head)
     assert connection.recv(65536).startswith(b"HTTP/1.1 100")
     return connection
