@@ -20,10 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -300,13 +298,6 @@ class Auditor:
         audit.scores = (StageScore(self._stage, unscored.claims, found.score, found.prediction), *audit.scores)
         audit.answer.update(self._kind.encode_compared(found.prediction))
         self._found(audit, reference)
-        if audit.row is None or self.evidence is None:
-            return
-        with suppress(sqlite3.Error):  # then the image goes on counting as answered by the edge stage
-            row = await self.evidence.audit(audit.row)
-            if row is not None:
-                row.score = found.score
-                await self.evidence.update(audit.row, row)
 
     async def ask(
         self,
@@ -387,7 +378,8 @@ class Auditor:
             return
         known = reference is not None and audit.versions == self._versions()
         answer = self._kind.encode_compared(reference) if known and reference is not None else None
-        self.evidence.settle(audit.row, audit.body, answer, disagreement)
+        score = next((scored.score for scored in audit.scores if scored.stage == self._stage), UNKNOWN_SCORE)
+        self.evidence.settle(audit.row, audit.body, answer, disagreement, score)
 
     def _count(self, outcome: str) -> None:
         self._metrics.audits.labels(self._task, outcome).inc()

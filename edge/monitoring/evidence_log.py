@@ -167,10 +167,20 @@ class EvidenceLog:
         self._open[number] = self._unwritten[number] = audit
         return number
 
-    def settle(self, number: int, body: bytes, reference: dict[str, Any] | None, disagreement: float) -> None:
-        """Add the reference stage's answer to a row; None if there is none, so that the disagreement stays 1."""
+    def settle(
+        self,
+        number: int,
+        body: bytes,
+        reference: dict[str, Any] | None,
+        disagreement: float,
+        score: float | None = None,
+    ) -> None:
+        """Add the reference stage's answer to a row; None if there is none, so that the disagreement stays 1.
+
+        `score`: the edge stage's, if it may have run after the drawing.
+        """
         audit = self._open.pop(number)
-        audit.settled = True
+        audit.settled, audit.score = True, audit.score if score is None else score
         self._unwritten[number] = audit
         if reference is None:
             return

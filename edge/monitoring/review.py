@@ -202,7 +202,7 @@ class AuditReview:
         Raises:
             BadField: if it is no label of this audit, or of this kind of task; if it has another label, which must be
                 taken back first; or if a newer block was opened.
-            NotFound: if there is no such audit.
+            NotFound: if there is no such audit, or nobody has opened its block.
         """
         kind, showing = self._kind, Showing.read(item)
         if not kind.agreement_bounds_drop:
@@ -212,7 +212,7 @@ class AuditReview:
             )
         async with self._turn:
             audit = await self._audit(showing)
-            block = await self._chosen(block_of(showing.number))
+            await self._chosen(block_of(showing.number))
             losses = None if label is None else self._losses(showing, audit, label)
             said = audit.again if showing.again else audit.label
             if label is not None and said is not None and label != said:
@@ -223,7 +223,6 @@ class AuditReview:
                 audit.label, audit.losses = label, losses
             if label is not None:
                 self._worklist.labelled(showing.number)
-                await asyncio.to_thread(self._log.open, block)
             await self._log.update(showing.number, audit)
             self._labels += 1
         return self._item(showing, audit, ())
@@ -269,7 +268,8 @@ class AuditReview:
     # -------------------------------------------------------------------------------------------------- one audit
 
     async def _audit(self, showing: Showing) -> Audit:
-        found = await self._log.audit(showing.number)
+        opened = block_of(showing.number) in await asyncio.to_thread(self._log.openings)
+        found = await self._log.audit(showing.number) if opened else None
         if found is None or found.reference is None or not self._wanted(showing.number, found):
             raise not_waiting(showing.id)
         if showing.again and found.again is None and (found.label is None or not labelled_twice(found.digest)):
@@ -478,15 +478,15 @@ class AuditReview:
         self._log.open(block)
         condition = self._condition(block, sample)
         rows, between = list(sample.rows.values()), pair.intermediate
-        streams = {audit.stream for audit in rows}
+        streams, drawn = {audit.stream for audit in rows}, [audit.drawn for audit in rows]
         names = (pair.edge, pair.best) if between is None else (pair.edge, between.name, pair.best)
         stages = [profile.stage(name) for name in names]
         site = SiteCertificates(
             format=4,
             task=self._task,
             basis="review",
-            since=datetime.fromtimestamp(rows[0].drawn, UTC),
-            until=datetime.fromtimestamp(rows[-1].drawn, UTC),
+            since=datetime.fromtimestamp(min(drawn), UTC),  # the clock may have been set meanwhile
+            until=datetime.fromtimestamp(max(drawn), UTC),
             data=SiteData(
                 name=f"audits, block {block}",
                 sha256=sha256_of("".join(audit.digest for audit in rows).encode()),

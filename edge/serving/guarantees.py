@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
 from edge.inference.edge_stage import EdgeStage
 from edge.monitoring.certificate_reload import Certification
@@ -17,12 +16,9 @@ from hawkvision.cascade.route import Route, StageClaims, without_guarantee
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.escalation_api import EscalationReply
 from hawkvision.core.types import AccuracyGuarantee, StatusReason, Tier
-from hawkvision.guarantee.monitor import Watched
+from hawkvision.guarantee.monitor import CLOCK_SET, CLOCK_SKEW_S, Watched
 from hawkvision.models.fingerprints import parts_of
 from hawkvision.system.files import sha256_of
-
-CLOCK_SKEW_S: Final = 86_400.0
-"""How much later than the node's clock the newest image behind a certificate may be."""
 
 
 class Guarantees:
@@ -66,9 +62,11 @@ class Guarantees:
 
     @property
     def expired(self) -> bool:
-        """Whether the certificates are too old, or the clock is wrong: earlier than their newest image by a day."""
-        until = self.policy.source.dates.until
-        return until > -math.inf and not -CLOCK_SKEW_S <= self._streams.wall() - until <= self._max_age_s
+        """Whether the certificates are too old, or the clock is wrong: earlier than their newest image by a day, or
+        never set.
+        """
+        until, now = self.policy.source.dates.until, self._streams.wall()
+        return until > -math.inf and not (now >= CLOCK_SET and -CLOCK_SKEW_S <= now - until <= self._max_age_s)
 
     def adopt(self, found: Certification) -> None:
         """Put other certificates in force. Requests under way will claim nothing.

@@ -13,9 +13,10 @@ its bets are lost, and new ones start.
 
 *Renewal.* Other certificates of a stage take its bets over: each bet passes to the claim of the nearest threshold, and
 R stays as it was. Given the past, whatever claims were chosen by it, a factor has mean at most 1 as long as the claim
-in force holds, so the level is that of one certificate, and no renewal delays an alarm. An alarm passes likewise; what
-counts for its end is what passes for the new claims. Where the new certificates say nothing about the stage, its alarm
-becomes one of every stage whose audits count while it stands, and ends when they have all ended it.
+in force holds, so the level is that of one certificate, and claims as strict as those before delay no alarm; bets
+against stricter ones are lost while laxer ones are in force. An alarm passes likewise; what counts for its end is what
+passes for the new claims. Where the new certificates say nothing about the stage, its alarm becomes one of every stage
+whose audits count while it stands, and ends when they have all ended it.
 
 *Restoration* is the same test in the other direction, on audits since the alarm: p < d against "E Z_k ≥ d_k". It
 must succeed for every claim at once, with at least `LEAST_RETURN` audits. The j-th has δ / 2^min(j, 3). An audit that

@@ -40,6 +40,8 @@ MOST_FAILED: Final = 16
 """Logs about certificates not in force whose alarm a stream remembers."""
 CLOCK_SET: Final = 1_767_225_600.0
 """1 January 2026. A clock that shows an earlier time was not set."""
+CLOCK_SKEW_S: Final = 86_400.0
+"""How much later than the node's clock images behind certificates may be."""
 NODE: Final = bytes(16)
 """Key of the node's own log; the others are hashes."""
 
@@ -160,7 +162,9 @@ class Stream:
             successor = successors.get(_stage_of(key))
             now = None if successor is None else state.logs.setdefault(successor, before)
             state.carried |= before.alarm and (now is None or not now.alarm)
-        state.logs |= {key: LogState(alarm=True, alarms=1) for key in state.failed if key in in_force}
+        for key in in_force.intersection(state.failed):
+            alarms = state.logs[key].alarms if key in state.logs else 0
+            state.logs[key] = LogState(alarm=True, alarms=max(1, alarms))
         state.failed = [key for key in state.failed if key not in in_force][-MOST_FAILED:]
         self.update()
 
@@ -313,8 +317,7 @@ class Monitor:
                 on_change(stream.key, stream)
             if self._in_force is not None:
                 stream.keep_only(self._in_force)
-            if stream.key in {NODE, dates.stream}:
-                stream.lift(dates.since)
+            self._lift(stream)
             if stream is not self.node:
                 (self._alarmed if stream.remembered else self._quiet)[stream.key] = stream
 
@@ -358,12 +361,17 @@ class Monitor:
         for stream in list(self.all()):
             before = stream.alarm
             stream.keep_only(self._in_force)
-            if stream.key in {NODE, dates.stream}:
-                stream.lift(dates.since)
+            self._lift(stream)
             if stream.alarm == before:
                 self._place(stream)
             else:
                 self._turned(stream)
+
+    def _lift(self, stream: Stream) -> None:
+        """End alarms that are older than all images in force; those of days to come are of a wrong clock."""
+        dates = self._dates
+        if stream.key in {NODE, dates.stream} and dates.since <= self._wall() + CLOCK_SKEW_S:
+            stream.lift(dates.since)
 
     @property
     def _now(self) -> float:
@@ -421,13 +429,17 @@ class Monitor:
             self._count(self._waiting.popleft())
 
     def _count(self, due: Due) -> None:
+        # An outcome under certificates that were replaced meanwhile enters no log, so it is no outcome.
+        missing = due.outcomes is None or (
+            bool(due.outcomes) and not any(self.takes(each) for each, *_ in due.outcomes)
+        )
         within = False
         for drawn in due.streams:
             live = self.node if drawn is self.node else self._alarmed.get(drawn.key) or self._quiet.get(drawn.key)
             stream = live or drawn  # it may have been forgotten meanwhile
             before = stream.alarm
             if not (due.refused and stream is self.node):
-                stream.count(missing=due.outcomes is None)
+                stream.count(missing=missing)
                 if not within or self.crowded:
                     self._record(stream, due)
             within = within or before or stream.alarm

@@ -261,10 +261,17 @@ def _run(cascade: Cascade, images: AnyImages, chosen: NDArray[np.intp], cache: P
 
 
 def _told(cascade: Cascade, chosen: NDArray[np.intp], compared: ComparedImages) -> Answers:
-    """What a node has told of both stages of its pair."""
+    """What a node has told of both stages of its pair.
+
+    Raises:
+        ConfigError: if the models of a stage ran in several ways that do not give exactly the same answers.
+    """
     (pair,) = cascade.profile.pairs
     kind, found = cast("TaskKind[Any]", _ToldKind(cascade.kind)), compared.images
     others = {name: each for name, each in compared.executions.items() if not EXACT.issuperset(each)}
+    for name, each in others.items():
+        if len(each) > 1:  # which member ran where is not known, and may be otherwise tomorrow
+            raise ConfigError(f"{name}: its models ran in {len(each)} ways: {', '.join(each)}; expected one for all")
 
     def stage(name: str, predictions: Iterable[Prediction]) -> StagePredictions:
         told = [_Told(prediction, each.score) for prediction, each in zip(predictions, found, strict=True)]

@@ -65,10 +65,10 @@ def read_words(path: Path, images: LabelledImages | UnlabelledImages, numbers: M
             unusable.append(f"line {line}: no image is called {file!r}")
         elif unknown is not None:
             unusable.append(f"line {line}: {unknown!r} is no class")
-        elif place in found and class_of(found[place][0], numbers) != class_of(label, numbers):
+        elif place in found and not _alike(found[place], (label, again), numbers):
             unusable.append(f"line {line}: {file!r}, or a copy of it, has another label above")
         else:
-            found[place] = label, again
+            found[place] = label, again or found.get(place, ("", ""))[1]
     if unusable:
         more = f"; and {len(unusable) - MOST_NAMED} more" if len(unusable) > MOST_NAMED else ""
         raise ConfigError(
@@ -89,6 +89,11 @@ def agreed(words: Words, numbers: Mapping[str, int]) -> int | None:
     label, again = words
     found = class_of(label, numbers)
     return None if again and class_of(again, numbers) != found else found
+
+
+def _alike(one: Words, other: Words, numbers: Mapping[str, int]) -> bool:
+    """Whether two rows of an image say the same, as far as both say anything."""
+    return all(class_of(a, numbers) == class_of(b, numbers) for a, b in zip(one, other, strict=True) if a and b)
 
 
 def _known(word: str, numbers: Mapping[str, int]) -> bool:

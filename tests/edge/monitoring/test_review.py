@@ -198,6 +198,34 @@ def test_a_block_says_whether_it_is_too_early_to_end_the_alarm_that_stands(tmp_p
     assert at_desk(tmp_path, scenario) == [False, False, True]
 
 
+def test_certificates_are_of_all_times_of_their_audits_also_where_the_clock_went_back(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for desk.log._now in (lambda: 1.9e9, lambda: 1.8e9, lambda: 1.85e9):
+            desk.audit(FEWEST)
+        await desk.reviewer.certify(None, labels_checked=False)
+
+    at_desk(tmp_path, scenario)
+    site = load_site(tmp_path / "certificates.json")
+    assert site.since is not None
+    assert (site.since.timestamp(), site.until.timestamp()) == (1.8e9, 1.9e9)
+
+
+def test_nothing_is_said_of_an_audit_whose_block_nobody_has_opened(tmp_path: Path) -> None:
+    """Whether it waits for a label would say that the stages differ, and the item what they answer."""
+
+    async def scenario(desk: Desk) -> None:
+        desk.audit(FEWEST)
+        for label in (None, "first", "no such label"):
+            for number in range(1, FEWEST + 1):
+                with pytest.raises(NotFound, match="waits for a label"):
+                    await desk.reviewer.label(Showing(number).id, label)
+        assert desk.log.openings() == {}
+        item = (await desk.page()).items[0]
+        assert (await desk.reviewer.label(item.id, item.choices[0])).label == item.choices[0]
+
+    at_desk(tmp_path, scenario)
+
+
 def test_the_order_of_answers_does_not_say_whose_they_are(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> int:
         desk.audit(BLOCK)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge.serving.targets_listing import ListedTarget, describe_targets
@@ -80,8 +81,11 @@ def test_a_sites_certificate_expires_with_its_newest_image_and_what_needs_none_d
     assert run(scenario) == [(None, 1.0), (None, 1.0), (StatusReason.EXPIRED, 0.0)]
 
 
-def test_a_clock_that_is_earlier_than_the_evidence_cannot_tell_a_certificates_age(large: Peer) -> None:
-    site, large.top_k = site_of(make_profile()), AGREES
+@pytest.mark.parametrize("newest", [datetime(2026, 11, 21, tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)])
+def test_a_clock_that_is_earlier_than_the_evidence_or_never_set_cannot_tell_a_certificates_age(
+    large: Peer, newest: datetime
+) -> None:
+    site, large.top_k = msgspec.structs.replace(site_of(make_profile()), until=newest), AGREES
 
     async def scenario() -> tuple[StatusReason | None, float | None]:
         async with bench(large, SURE, site=site, wall=lambda: 0.0) as it:

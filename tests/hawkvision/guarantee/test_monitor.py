@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from hawkvision.guarantee.bets import HORIZON, MOST_SHARE, WINDOW, Claim, Claims, Log
-from hawkvision.guarantee.monitor import LONGEST_WAIT_S, MOST_WAITING, NODE, Dates, Due, Stream, StreamState
+from hawkvision.guarantee.monitor import (
+    CLOCK_SKEW_S,
+    LONGEST_WAIT_S,
+    MOST_WAITING,
+    NODE,
+    Dates,
+    Due,
+    Stream,
+    StreamState,
+)
 from tests.hawkvision.guarantee.simulated import CLAIMS, EIGHT, SHARE, Node, delay
 
 SHIPPED = Dates()
@@ -142,6 +151,32 @@ def test_an_alarm_outlives_other_names_other_certificates_restarts_and_whatever_
     assert node.watched("me", "yard").suspended, "the certificate in force again is the one that failed"
 
 
+def test_certificates_that_come_and_go_forget_no_alarm_that_was_raised_before() -> None:
+    """Each further alarm is harder to end."""
+    stream = Stream(NODE, 0.5)
+    for _ in range(3):
+        while not stream.alarm:
+            stream.record(CLAIMS, 0.9, 1.0, 0.0)
+        while stream.alarm and stream.log(CLAIMS).state.alarms < 3:
+            stream.record(CLAIMS, 0.9, 0.0, 0.0)
+    for name in ("q/edge", "p/edge"):
+        stream.keep_only(frozenset({name}))
+    assert stream.alarm
+    assert stream.log(CLAIMS).state.alarms == 3
+
+
+def test_audits_of_which_no_certificate_in_force_takes_the_outcome_are_missing() -> None:
+    """Else whoever renews certificates while audits are under way could certify what nobody checks."""
+    node = Node()
+    watched, due = node.watched(), None
+    while due is None:
+        due = node.monitor.draw(watched)
+    node.monitor.adopt({"q/edge"})
+    node.monitor.settle(due, [(CLAIMS, 0.9, 1.0)])
+    assert list(node.monitor.node.due) == [True]
+    assert not node.monitor.node.state.logs
+
+
 def images(first: float, newest: float) -> Dates:
     """Of a certificate's images, seconds after the first alarm."""
     return Dates(2e9 + first, 2e9 + newest)
@@ -191,6 +226,16 @@ def test_a_certificate_from_later_images_of_a_stream_alone_ends_its_alarm(
     else:
         node.monitor.adopt({"q/edge"}, dates)
     assert node.watched("me", "yard").suspended is not ended
+
+
+def test_a_certificate_from_days_to_come_ends_no_alarm() -> None:
+    node = Node(states={NODE: StreamState(carried=True, raised=2e9)})
+    later = images(2.0 * CLOCK_SKEW_S, 3.0 * CLOCK_SKEW_S)
+    node.monitor.adopt({"p/edge"}, later)
+    assert node.watched().suspended, "the images were taken while the clock was wrong"
+    node.wall.advance(CLOCK_SKEW_S)
+    node.monitor.adopt({"p/edge"}, later)
+    assert not node.watched().suspended
 
 
 def test_an_alarm_before_the_clock_was_set_is_ended_by_no_certificate() -> None:

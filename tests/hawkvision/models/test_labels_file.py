@@ -36,6 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> UnlabelledImages:
         ("file,label\na.jpg,e\u0301gal\n", {"a.jpg": 2}),
         ("file,label\na.jpg,neither\nb c.jpg,cannot_tell\n", {"a.jpg": 3}),
         ('file,label,again\na.jpg,cat,0\nb c.jpg,cat,dog\n"d,e.jpg",cat,cannot_tell\n', {"a.jpg": 0}),
+        ("file,label,again\na.jpg,cat,dog\na.jpg,cat,\nb c.jpg,cat\n", {"b c.jpg": 0}),
     ],
 )
 def test_labels_are_those_of_the_rows(
@@ -55,6 +56,10 @@ def test_labels_are_those_of_the_rows(
         ),
         ("file,label\n" + "z.jpg,cat\n" * 9, r"9 rows .*line 6: .*; and 4 more; expected names"),
         ("file,label\na.jpg,cat\ncopy.jpg,dog\n", r"line 3: 'copy.jpg', or a copy of it, has another label above"),
+        (
+            "file,label,again\na.jpg,cat,dog\na.jpg,cat,cat\n",
+            "line 3: 'a.jpg', or a copy of it, has another label above",
+        ),
         ("file,label\na.jpg,\n", "no row has a label"),
         ("file,label\na.jpg,cannot_tell\n", "no row has a label"),
         ("file,label,again\na.jpg,cat,cow\n", "line 2: 'cow' is no class"),

@@ -17,7 +17,7 @@ from hawkvision.cascade.policy import Policy
 from hawkvision.core.errors import ConfigError, ManifestError
 from hawkvision.core.types import AccuracyStatus, Basis, MaxAccuracyDrop, MinAccuracy
 from hawkvision.model_zoo.building.build import build
-from hawkvision.model_zoo.calibration.certify import certify_site
+from hawkvision.model_zoo.calibration.certify import ComparedImages, certify_site
 from hawkvision.models.manifest import MeasuredAccuracy, models_dir
 from tests.hawkvision.command import invoke
 from tests.hawkvision.model_zoo.answers import answers_of, into_class_folders
@@ -91,6 +91,16 @@ def test_without_labels_agreement_is_certified_and_no_absolute_accuracy(
     guarantee = policy.route(MaxAccuracyDrop(0.3)).guarantee
     assert (guarantee.basis, guarantee.labels) in ((Basis.SITE, 0), (None, None)), "none if all is escalated"
     assert policy.route(MinAccuracy(0.7)).guarantee.status is AccuracyStatus.BEST_EFFORT
+
+
+def test_a_stage_whose_models_ran_in_several_ways_is_not_certified(flat: Path, cache: Path, tmp_path: Path) -> None:
+    """Nobody knows which model ran in which, and the next start may exchange them."""
+
+    def comparing(*_: object) -> ComparedImages:
+        return ComparedImages((), {"tiny": ["int8"], "reference": ["int8", "onnxruntime:CUDAExecutionProvider"]})
+
+    with pytest.raises(ConfigError, match="reference: its models ran in 2 ways: int8, onnxruntime:CUDA"):
+        certify(flat, cache, tmp_path / "site.json", labelled=False, comparing=comparing)
 
 
 def test_agreement_bounds_the_drop_that_labels_show(site: Path, flat: Path, cache: Path, tmp_path: Path) -> None:
