@@ -157,7 +157,7 @@ def _open_int8(model: Path | bytes, threads: int) -> Backend:
     if not agrees(model, backend, backend.way):
         backend.close()
         raise BackendError(
-            f"{model if isinstance(model, Path) else 'model'}: int8: its logits are not those of ONNX Runtime here: "
+            f"{model if isinstance(model, Path) else 'model'}: int8: its outputs are not those of ONNX Runtime here: "
             "a defect of these kernels, or of the compiler that made them"
         )
     return backend

@@ -23,15 +23,22 @@
 
 struct Inference {
     const u8 *image;
-    float *logits;
     u8 *arena;
+    u8 *const *results; // for all images
+    int number;         // of the image
 };
 
-INLINE int64_t pitch(const Tensor &t) { return (int64_t)(t.left + t.width + t.right) * t.channels; }
+INLINE int64_t pitch(const Tensor &t) { return (int64_t)(t.left + t.width + t.right) * t.channels * t.item; }
 
-static View whole(const Tensor &t, u8 *arena) {
+// Where a result lies without its border, as callers get it.
+static u8 *result(const Tensor &t, const Inference &now) {
+    return now.results[t.result] + (int64_t)t.width * t.channels * t.item * t.height * now.number;
+}
+
+static View whole(const Tensor &t, const Inference &now) {
     const int64_t row = pitch(t);
-    return {arena + t.offset + t.top * row + t.left * t.channels, row, t.channels};
+    u8 *base = t.offset < 0 ? result(t, now) : now.arena + t.offset + t.top * row + t.left * t.channels;
+    return {base, row, t.channels};
 }
 
 static void run_convolution(const Layer &l, const Tensor &a, const Tensor &b, View in, View out, Part part) {
@@ -92,11 +99,11 @@ static void run_layer(const Program &g, const Layer &l, View in, View out, const
     }
     case ADD: {
         const Tensor &o = g.tensor[l.other];
-        run_addition(l, a, o, in, whole(o, now.arena), out, part);
+        run_addition(l, a, o, in, whole(o, now), out, part);
         break;
     }
     case MEAN: mean(l, a, in, out.base, part); break;
-    case DENSE: dense(l, a.channels, g.classes, in.base, now.logits, part); break;
+    case DENSE: dense(l, a.channels, b.channels, in.base, (float *)out.base, part); break;
     }
 }
 
@@ -163,13 +170,13 @@ static void run_rows(const Program &g, const Stage &s, const Inference &now, u8 
     }
     u8 *ring = scratch;
     scratch += g.ring;
-    View in = layer[0].kind == PAD ? View{} : whole(g.tensor[layer[0].in], now.arena);
+    View in = layer[0].kind == PAD ? View{} : whole(g.tensor[layer[0].in], now);
     for (n = 0; n < s.count;) {
         const int last = n + (layer[n].paired > 0);
         const Tensor &t = g.tensor[layer[last].out];
         View out;
         if (last == s.count - 1) {
-            out = whole(t, now.arena);
+            out = whole(t, now);
         } else {
             out = strip(t, begin[last], end[last], scratch);
             scratch += rounded((end[last] - begin[last]) * pitch(t));
@@ -190,8 +197,8 @@ static void run_channels(const Program &g, const Stage &s, const Inference &now,
         const int last = n + (layer[n].paired > 0);
         const Layer &l = layer[last];
         const Tensor &t = g.tensor[l.out];
-        const View in = whole(g.tensor[layer[n].in], now.arena);
-        const View out = l.kind == DENSE ? View{} : whole(t, now.arena);
+        const View in = whole(g.tensor[layer[n].in], now);
+        const View out = whole(t, now);
         const Part part = {0, t.height, from, least(from + s.size, vectors_of(l, t))};
         if (layer[n].paired) run_pair(g, layer[n], l, in, out, now, scratch, part);
         else run_layer(g, l, in, out, now, part);
@@ -332,6 +339,17 @@ static void run_helped(Network &n, const Inference &now, u8 *scratch) {
     n.claim.store(NOTHING.word(), std::memory_order_release);
 }
 
+// Copies the results that layers read, too.
+static void copy_results(const Program &g, const Inference &now) {
+    for (int i = 0; i < g.tensors; i++) {
+        const Tensor &t = g.tensor[i];
+        if (t.result < 0 || t.offset < 0) continue;
+        const View from = whole(t, now);
+        const int64_t row = (int64_t)t.width * t.channels;
+        for (int y = 0; y < t.height; y++) memcpy(result(t, now) + y * row, from.at(y), row);
+    }
+}
+
 extern "C" {
 
 // Asks the system to let this process use tiles, if the processor has them: 0, or why it does not.
@@ -381,9 +399,9 @@ Network *network_open(const Program *program, int32_t helpers) {
 // The kernel's number of a helper's thread.
 int32_t network_helper(const Network *n, int32_t number) { return n->id[number]; }
 
-// Logits of `count` images, one by one. Of callers at once the first has the helpers, the others go alone. False
+// Results of `count` images, one by one, into memory for all of each. Of callers at once the first has the helpers, the others go alone. False
 // without memory.
-int32_t network_run(Network *n, const u8 *images, float *logits, int64_t image, int32_t count) {
+int32_t network_run(Network *n, const u8 *images, u8 *const *results, int64_t image, int32_t count) {
     u8 *memory = take(*n);
     if (!memory) return 0;
     const Program &g = n->program;
@@ -391,9 +409,10 @@ int32_t network_run(Network *n, const u8 *images, float *logits, int64_t image, 
     bool busy = false;
     const bool helped = n->helpers && n->busy.compare_exchange_strong(busy, true);
     for (int i = 0; i < count; i++) {
-        const Inference now = {images + i * image, logits + (int64_t)i * g.classes, memory + 64};
+        const Inference now = {images + i * image, memory + 64, results, i};
         if (helped) run_helped(*n, now, scratch);
         else run_alone(g, now, scratch);
+        copy_results(g, now);
     }
     if (helped) n->busy.store(false, std::memory_order_release);
     release_tiles();

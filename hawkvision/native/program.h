@@ -9,7 +9,9 @@ enum Kind : int32_t { PAD, CONVOLUTION, DEPTHWISE, ADD, MEAN, DENSE };
 // Bytes (height, width, channels), within a border of their zero point as wide as what reads them pads.
 struct Tensor {
     int32_t height, width, channels, top, left, bottom, right, zero;
-    int64_t offset; // of the whole tensor in the arena; -1: never whole
+    int32_t item;   // bytes of a value: 1, of logits 4
+    int32_t result; // number among what callers get; -1: they do not
+    int64_t offset; // of the whole tensor in the arena; -1: never whole, or a result that nothing reads
 };
 
 struct Layer {
@@ -33,7 +35,7 @@ struct Stage {
 };
 
 struct Program {
-    int32_t tensors, layers, stages, classes;
+    int32_t tensors, layers, stages;
     const Tensor *tensor;
     const Layer *layer;
     const Stage *stage;

@@ -142,7 +142,7 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "`cascade.fpga` with an FPGA.")] = None
     backend: Annotated[EdgeBackend, MODEL(
         "What runs the model. `auto` takes the `int8` kernels for models and processors that they support, else ONNX "
-        "Runtime, which gives the same logits. The last four run a quantised variant: on the CPU with a device's "
+        "Runtime, which gives the same outputs. The last four run a quantised variant: on the CPU with a device's "
         "arithmetic, as simulated RTL, on a device, and on a device with the CPU taking what the device cannot "
         "(`fpga/backends/offload.py`).")] = "auto"
     profile: Annotated[Path | None, MODEL(
@@ -214,7 +214,7 @@ class DatacenterConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw
         "Default: each manifest's `cascade.dc`.")] = ()
     backend: Annotated[Word, MODEL(
         "What runs the models: auto, int8, onnxruntime or noop. `auto` takes the `int8` kernels for models and "
-        "processors that they support, else ONNX Runtime, which gives the same logits. Packages add backends by an "
+        "processors that they support, else ONNX Runtime, which gives the same outputs. Packages add backends by an "
         "entry point of `hawkvision.backends`; they certify nothing.")] = "auto"
     min_replicas: Annotated[int, REPLICAS(
         "Fewest replicas of each deployment. `dc deploy` to several machines takes 2 by default.", ge=0, le=1024)] = 1

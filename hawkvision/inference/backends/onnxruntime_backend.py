@@ -70,13 +70,14 @@ class OnnxRuntimeBackend:
         if precision == FP16:
             model = in_half_precision(_content(model, self._where), self._where)
         self._session: Any
-        self._session, self._helpers = _open_session(model, self._where, providers, threads)
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
-        if len(inputs) != 1 or not outputs:
-            raise BackendError(f"{self._where}: {len(inputs)} inputs and {len(outputs)} outputs; expected one input")
-        self._input, self._fetched = inputs[0].name, [output.name for output in outputs]
+        self._session, self._helpers = open_session(model, self._where, providers, threads)
+        inputs = self._session.get_inputs()
+        self._outputs = outputs_of(self._session, self._where)
+        if len(inputs) != 1 or not self._outputs:
+            found = f"{len(inputs)} inputs and {len(self._outputs)} outputs"
+            raise BackendError(f"{self._where}: {found}; expected one input")
+        self._input = inputs[0].name
         self._shape, self._batch = _input_contract(inputs[0], self._where)
-        self._outputs = named([(output.name, _output_contract(output, self._where)) for output in outputs])
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -123,7 +124,7 @@ class OnnxRuntimeBackend:
     def _run(self, session: Any, batch: Pixels) -> Tensors:
         self._helpers.step_aside()
         try:
-            found = session.run(self._fetched, {self._input: np.ascontiguousarray(batch)})
+            found = session.run(None, {self._input: np.ascontiguousarray(batch)})
         except Exception as error:  # the runtime's own exceptions derive from nothing narrower
             raise BackendError(f"{self._where}: ONNX Runtime failed: {error}") from error
         return as_tensors(self._outputs, found, len(batch), self._where)
@@ -169,9 +170,14 @@ def with_exact_options(provider: Provider) -> tuple[str, dict[str, Any]]:
     return name, {**_EXACT.get(name, {}), **options}
 
 
-def _open_session(
+def open_session(
     model: Path | bytes, where: str, providers: Sequence[Provider], threads: int
 ) -> tuple[Any, HelperThreads]:
+    """A session of ONNX Runtime and its helpers.
+
+    Raises:
+        BackendError: as `OnnxRuntimeBackend`, for any graph.
+    """
     wanted = [with_exact_options(each) for each in providers]
     _check_installed([name for name, _ in wanted], where)
     if isinstance(model, Path) and not model.is_file():
@@ -268,6 +274,16 @@ _NUMBERS: Final = frozenset(
     f"tensor({kind})" for kind in ("float", "float16", "double", "bool", "uint8", "int32", "int64")
 )
 """Types of outputs that become float32."""
+
+
+def outputs_of(session: Any, where: str) -> Outputs:
+    """The outputs of a session's graph.
+
+    Raises:
+        BackendError: if one is no tensor of numbers for each image.
+    """
+    outputs = [(output.name, _output_contract(output, where)) for output in session.get_outputs()]
+    return named(outputs) if outputs else {}
 
 
 def _output_contract(value: Any, where: str) -> tuple[int | None, ...]:

@@ -1,4 +1,4 @@
-"""Runs a quantised network by our own kernels, with ONNX Runtime's logits bit for bit.
+"""Runs a quantised network by our own kernels, with ONNX Runtime's outputs bit for bit.
 
 The processor needs AVX-512 VNNI; Intel AMX is used if there is some. `docs/design/int8-kernels.md` explains the
 kernels, and `docs/benchmarks/int8-kernels.md` compares their speed with ONNX Runtime's.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import LOGITS, Logits, Pixels, Tensors
-from hawkvision.inference.backends.interface import Outputs, check_batch, check_open
+from hawkvision.core.types import Pixels, Tensors
+from hawkvision.inference.backends.interface import Outputs, as_tensors, check_batch, check_open, joined, named
 from hawkvision.inference.backends.intra_op_threads import HelperThreads, can_step_aside
 from hawkvision.inference.int8.graph import Int8Network, Unsupported, read
 from hawkvision.inference.int8.plan import Program, plan
@@ -22,7 +25,8 @@ from hawkvision.native import library
 
 
 class Int8Backend:
-    """A graph with one input, uint8 (n, height, width, 3), one output, float32 (n, classes), and integer layers.
+    """A graph with one input, uint8 (n, height, width, 3), integer layers, and outputs of logits or of what real
+    operations make of quantised tensors. ONNX Runtime runs those operations, on one thread.
 
     Images of a batch are run one by one, because running them together gains nothing.
 
@@ -38,14 +42,15 @@ class Int8Backend:
     def __init__(self, model: Path | bytes, threads: int = 1, tiles: bool | None = None) -> None:
         where = "model" if isinstance(model, bytes) else str(model)
         network = read_network(model, where)
-        self._shape, self._outputs = network.image, {LOGITS: (network.classes,)}
+        self._shape = network.image
         helpers = threads - 1 if can_step_aside(threads) else 0
         if tiles and not library.has_tiles():
             raise BackendError("int8: tiles were asked for; this machine has none (Intel AMX, and Linux 5.16 or later)")
         by_tiles = library.has_tiles() if tiles is None else tiles
         self.way = f"{'tiles' if by_tiles else 'vectors'}, {1 + helpers} threads"
-        """The way of execution, which the logits do not show."""
+        """The way of execution, which the outputs do not show."""
         self._network: _Open | None = _Open(network, helpers, by_tiles, where)
+        self._outputs = self._network.outputs
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -63,7 +68,7 @@ class Int8Backend:
         check_open("int8", network is None)
         assert network is not None
         check_batch(batch, self._shape)
-        return {LOGITS: network.run(np.ascontiguousarray(batch))}
+        return network.run(np.ascontiguousarray(batch))
 
     def close(self) -> None:
         """See `Backend.close`. Runs of other threads finish."""
@@ -79,7 +84,15 @@ class _Open:
             program = plan(network, tiles, 1 + helpers)
         except (OSError, MemoryError) as error:
             raise BackendError(f"{where}: no memory for its weights: {error}") from None
-        self._classes = network.classes
+        self._results, self._where = network.results, where
+        self.outputs: Outputs = named([(result.name, result.shape) for result in network.results])
+        self._rest: Any = None
+        if network.rest is not None:
+            from hawkvision.inference.backends import onnxruntime_backend  # memory that other networks do not need
+
+            self._rest, _ = onnxruntime_backend.open_session(network.rest, where, ["CPUExecutionProvider"], 1)
+            self._taken = [each.name for each in self._rest.get_inputs()]
+            self.outputs = onnxruntime_backend.outputs_of(self._rest, where)
         self._handle = self._library.network_open(ctypes.addressof(program.struct), helpers)
         if not self._handle:
             raise BackendError(f"{where}: no memory, or no thread, for it")
@@ -88,13 +101,24 @@ class _Open:
         threads = (self._library.network_helper(self._handle, number) for number in range(helpers))
         self._helpers = HelperThreads(threads)
 
-    def run(self, batch: Pixels) -> Logits:
-        logits = np.empty((len(batch), self._classes), np.float32)
+    def run(self, batch: Pixels) -> Tensors:
+        n = len(batch)
+        made = [np.empty((n, *result.shape), result.dtype) for result in self._results]
+        pointers = (ctypes.c_void_p * len(made))(*(array.ctypes.data for array in made))
         self._helpers.step_aside()
-        image = batch.nbytes // len(batch)
-        if not self._library.network_run(self._handle, batch.ctypes.data, logits.ctypes.data, image, len(batch)):
+        if not self._library.network_run(self._handle, batch.ctypes.data, pointers, batch.nbytes // n, n):
             raise BackendError("int8: no memory for an inference")
-        return logits
+        if self._rest is None:
+            return as_tensors(self.outputs, made, n, self._where)
+        return joined([self._after([array[number : number + 1] for array in made]) for number in range(n)])
+
+    def _after(self, made: Sequence[NDArray[Any]]) -> Tensors:
+        """The outputs of one image."""
+        try:
+            found = self._rest.run(None, dict(zip(self._taken, made, strict=True)))
+        except Exception as error:  # the runtime's own exceptions derive from nothing narrower
+            raise BackendError(f"{self._where}: ONNX Runtime failed: {error}") from error
+        return as_tensors(self.outputs, found, 1, self._where)
 
 
 def _close(loaded: ctypes.CDLL, handle: int, program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Checks that our kernels give the same logits as ONNX Runtime for a model on this machine.
+"""Checks that our kernels give the same outputs as ONNX Runtime for a model on this machine.
 
 Certificates are measured with ONNX Runtime, so this is checked before a model serves with our kernels: once per model,
 kernel, plan, execution, version of ONNX Runtime and processor. The result is stored in the cache.
@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from hawkvision.core.errors import ArtifactError, ConfigError
-from hawkvision.core.types import LOGITS, Pixels
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.native.library import cpuinfo, digest, library
 from hawkvision.system.build_cache import build_cache_dir
@@ -30,7 +30,7 @@ KEPT: Final = 1024
 
 
 def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
-    """Whether `backend` gives every logit of the test images as ONNX Runtime does, bit for bit.
+    """Whether `backend` gives every output of the test images as ONNX Runtime does, bit for bit.
 
     A match is stored in the cache for this `way` of running the model (`Int8Backend.way`).
 
@@ -50,9 +50,7 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
 
     reference = OnnxRuntimeBackend(data)
     try:
-        same = all(
-            np.array_equal(reference.infer(p)[LOGITS], backend.infer(p)[LOGITS]) for p in _images(reference.input_shape)
-        )
+        same = all(_equal(reference.infer(p), backend.infer(p)) for p in _images(reference.input_shape))
     finally:
         reference.close()
     if same:
@@ -62,6 +60,10 @@ def agrees(model: Path | bytes, backend: Backend, way: str) -> bool:
         except (ArtifactError, ConfigError) as error:
             log.info("int8: checked again at each start, because the result cannot be stored: %s", error.message)
     return same
+
+
+def _equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def _tidy(folder: Path) -> None:

@@ -1,18 +1,21 @@
-"""Reads an ONNX graph as a chain of integer layers: convolutions, additions, a mean, and logits.
+"""Reads an ONNX graph as integer layers (convolutions, additions, means, logits) and the real operations behind them.
 
 Every tensor between two layers must go through `QuantizeLinear` and `DequantizeLinear` (QDQ). Activations are uint8
 with one scale. Weights are int8 with one scale per output channel and no zero point. Transposes and reshapes are
-accepted if the bytes of (height, width, channels) stay where they are. Anything else is `Unsupported`.
+accepted if the bytes of (height, width, channels) stay where they are. Anything else is `Unsupported`, except behind
+the last quantised tensors or logits: what makes the outputs of those is a model of its own, for ONNX Runtime.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hawkvision.inference.int8.rest import Int8Result, rest_of
 
 Kind: TypeAlias = Literal["pad", "convolution", "depthwise", "add", "mean", "dense"]
 Sizes: TypeAlias = tuple[int, int, int]
@@ -49,6 +52,8 @@ class Int8Tensor:
     sizes: Sizes
     scale: np.float32
     zero: int
+    item: int = 1
+    """Bytes of a value; 4 of logits, which are float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +87,12 @@ class Weighted(Int8Layer):
 
 @dataclass(frozen=True, slots=True)
 class Int8Network:
-    """Layers in order of execution. The first pads the image; the last computes the logits."""
+    """Layers in order of execution. The first pads the image."""
 
     image: Sizes
-    classes: int
+    results: tuple[Int8Result, ...]
+    rest: bytes | None
+    """An ONNX model of the outputs, which takes the results; None if they are the outputs."""
     tensors: tuple[Int8Tensor, ...]
     layers: tuple[Int8Layer, ...]
 
@@ -129,14 +136,40 @@ def read(model: Any) -> Int8Network:
         Unsupported: if it is any other network.
     """
     reader = _GraphReader(model.graph)
-    for node in model.graph.node:
+    ends, behind = _before(model.graph, [output.name for output in model.graph.output], ("QuantizeLinear", "Gemm"))
+    skipped = behind - _before(model.graph, ends, ())[1]
+    for number, node in enumerate(model.graph.node):
+        if number in skipped:
+            continue
         try:
             reader.take(node)
         except Unsupported as error:
             raise Unsupported(f"node {node.name!r} ({node.op_type}): {error}") from None
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise Unsupported(f"node {node.name!r} ({node.op_type}): {error!r}") from error
-    return reader.network()
+    return reader.network(model, ends, behind)
+
+
+def _before(graph: Any, names: Collection[str], last: Collection[str]) -> tuple[list[str], set[int]]:
+    """The positions of the nodes that these names depend on, back to nodes of the `last` types, without those; and the
+    names at which that ends, of their outputs and of the graph's inputs, in order.
+    """
+    makers = {name: number for number, node in enumerate(graph.node) for name in node.output}
+    seen = {"", *(constant.name for constant in graph.initializer)}
+    ends: list[str] = []
+    found: set[int] = set()
+    wanted = list(names)[::-1]
+    while wanted:
+        name = wanted.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name not in makers or graph.node[makers[name]].op_type in last:
+            ends.append(name)
+        elif makers[name] not in found:
+            found.add(makers[name])
+            wanted += graph.node[makers[name]].input
+    return ends, found
 
 
 class _GraphReader:
@@ -151,8 +184,8 @@ class _GraphReader:
         except (ValueError, TypeError, KeyError) as error:
             raise Unsupported(f"a constant cannot be read: {error}") from error
         inputs = [value for value in graph.input if value.name not in self._constants]
-        if len(inputs) != 1 or len(graph.output) != 1:
-            raise Unsupported(f"{len(inputs)} inputs and {len(graph.output)} outputs; expected one each")
+        if len(inputs) != 1 or not graph.output:
+            raise Unsupported(f"{len(inputs)} inputs and {len(graph.output)} outputs; expected one input")
         kind = inputs[0].type.tensor_type
         sizes = tuple(dimension.dim_value for dimension in kind.shape.dim)
         if kind.elem_type != UINT8 or len(sizes) != 4 or min(sizes[1:]) < 1 or sizes[3] != 3:
@@ -160,7 +193,6 @@ class _GraphReader:
                 f"an input of element type {kind.elem_type} and sizes {sizes}; expected uint8, (n, h, w, 3)"
             )
         self._image: Sizes = (sizes[1], sizes[2], sizes[3])
-        self._output = graph.output[0].name
         self._tensors: list[Int8Tensor] = []
         self._layers: list[Int8Layer] = []
         self._taken_once: set[int] = set()
@@ -186,17 +218,21 @@ class _GraphReader:
         attributes = {a.name: self._attribute(a) for a in node.attribute}
         self._known[node.output[0]] = takes(_GraphNode(tuple(node.input), attributes))
 
-    def network(self) -> Int8Network:
-        """The network that was read."""
-        last = self._known.get(self._output)
-        if not isinstance(last, _Sum) or last.layer.kind != "dense":
-            raise Unsupported(f"the output {self._output!r} is not the sums of a fully connected layer")
-        return Int8Network(
-            self._image,
-            last.sizes[2],
-            (*self._tensors, Int8Tensor(last.sizes, np.float32(1), 0)),
-            (*self._layers, replace(last.layer, out=len(self._tensors))),
-        )
+    def network(self, model: Any, names: Sequence[str], behind: set[int]) -> Int8Network:
+        """The network that was read, which gives these tensors to the nodes `behind` them."""
+        results = [self._result(name) for name in names]
+        whole = not behind and all(result.dtype is np.float32 for result in results)
+        rest = None if whole else rest_of(model, results, behind)
+        return Int8Network(self._image, tuple(results), rest, tuple(self._tensors), tuple(self._layers))
+
+    def _result(self, name: str) -> Int8Result:
+        value = self._known.get(name)
+        if isinstance(value, _Sum):  # of a fully connected layer
+            tensor = self._made(value.layer, value.sizes, np.array(1, np.float32), np.array(0, np.uint8))
+            return Int8Result(name, tensor, value.sizes[2:], np.float32)
+        if not isinstance(value, _Bytes) or value.tensor < 0:
+            raise Unsupported(f"an output depends on {name!r}, and no integer layer lies between them")
+        return Int8Result(name, value.tensor, value.sizes, np.uint8)
 
     # Nodes that move no bytes
 
@@ -273,7 +309,8 @@ class _GraphReader:
                 f"{sizes} bytes with scale {scale}; expected a positive one, and {MOST_BYTES} bytes at most"
             )
         self._layers.append(replace(layer, out=len(self._tensors)))
-        self._tensors.append(Int8Tensor(sizes, np.float32(scale), int(zero)))
+        item = 4 if layer.kind == "dense" else 1
+        self._tensors.append(Int8Tensor(sizes, np.float32(scale), int(zero), item))
         return len(self._tensors) - 1
 
     # Layers

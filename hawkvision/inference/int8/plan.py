@@ -50,7 +50,7 @@ class CTensor(ctypes.Structure):
     """`Tensor` in `program.h`."""
 
     _fields_ = [
-        *_integers("height", "width", "channels", "top", "left", "bottom", "right", "zero"),
+        *_integers("height", "width", "channels", "top", "left", "bottom", "right", "zero", "item", "result"),
         ("offset", ctypes.c_int64),
     ]
 
@@ -79,7 +79,7 @@ class CProgram(ctypes.Structure):
     """`Program` in `program.h`."""
 
     _fields_ = [
-        *_integers("tensors", "layers", "stages", "classes"),
+        *_integers("tensors", "layers", "stages"),
         ("tensor", ctypes.POINTER(CTensor)),
         ("layer", ctypes.POINTER(CLayer)),
         ("stage", ctypes.POINTER(CStage)),
@@ -126,7 +126,9 @@ def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
     for c, tensor, border, offset in zip(tensors, network.tensors, borders, offsets, strict=True):
         c.height, c.width, c.channels = tensor.sizes
         c.top, c.left, c.bottom, c.right = border.top, border.left, border.bottom, border.right
-        c.zero, c.offset = tensor.zero, offset
+        c.zero, c.item, c.result, c.offset = tensor.zero, tensor.item, -1, offset
+    for number, result in enumerate(network.results):
+        tensors[result.tensor].result = number
     layers = (CLayer * len(network.layers))()
     packed: list[NDArray[Any]] = []
     pointers: list[tuple[CLayer, str]] = []
@@ -155,9 +157,7 @@ def plan(network: Int8Network, tiles: bool, threads: int) -> Program:
         whole = _vectors(network, last) if stage.by_channels else network.tensors[last.out].sizes[0]
         c_stage.first, c_stage.count, c_stage.by_channels = stage.first, stage.count, stage.by_channels
         c_stage.size, c_stage.units = size, -(-whole // size)
-    struct = CProgram(
-        len(tensors), len(layers), len(stages), network.classes, tensors, layers, c_stages, arena, scratch, ring
-    )
+    struct = CProgram(len(tensors), len(layers), len(stages), tensors, layers, c_stages, arena, scratch, ring)
     return Program(struct, (tensors, layers, c_stages, *held))
 
 
@@ -202,6 +202,8 @@ def _stages(network: Int8Network, tall: int) -> list[_PlannedStage]:
     (Sandler et al., "MobileNetV2", 2018). In others it is layers that need only their own channels of the layer before.
     """
     readers = [0] * len(network.tensors)
+    for result in network.results:
+        readers[result.tensor] += 1
     for layer in network.layers:
         for taken in layer.inputs:
             readers[taken] += layer.kind != "pad"
@@ -303,7 +305,8 @@ def _rounded(size: int) -> int:
 def _arrange(
     network: Int8Network, borders: Sequence[_Border], stages: Sequence[_PlannedStage]
 ) -> tuple[list[int], int]:
-    """The offset of each whole tensor in the arena, or -1 of tensors that are never whole; and the arena's size.
+    """The offset of each whole tensor in the arena, or -1 of tensors that are never whole and of results that nothing
+    reads; and the arena's size.
 
     Tensors that are never needed at once may share a place, if their padding is the same, which is filled in only once.
     """
@@ -312,19 +315,24 @@ def _arrange(
     for layer, stage in zip(network.layers, stage_of, strict=True):
         for taken in layer.inputs:
             last_read[taken] = stage
+    given = {result.tensor for result in network.results if last_read[result.tensor] < 0}
+    for result in network.results:
+        last_read[result.tensor] = len(stages)
     offsets, arena = [-1] * len(network.tensors), 0
     places: dict[tuple[Sizes, _Border, int], dict[int, int]] = {}
     for number, layer in enumerate(network.layers):
         now = stage_of[number]
         last = number == stages[now].first + stages[now].count - 1
-        if layer.kind == "dense" or not (last or (stages[now].by_channels and not _pairs(network, number))):
+        whole = last or (stages[now].by_channels and not _pairs(network, number))
+        if layer.out in given or not whole:
             continue
         tensor, border = network.tensors[layer.out], borders[layer.out]
         alike = places.setdefault((tensor.sizes, border, tensor.zero), {})
         offset = next((place for place, until in alike.items() if until < now), None)
         if offset is None:
             offset = arena
-            arena += _rounded((border.top + tensor.sizes[0] + border.bottom) * _pitch(tensor.sizes, border))
+            rows = border.top + tensor.sizes[0] + border.bottom
+            arena += _rounded(rows * _pitch(tensor.sizes, border))
         alike[offset] = max(last_read[layer.out], now)
         offsets[layer.out] = offset
     return offsets, arena

@@ -33,6 +33,7 @@ class Quantised:
         self._nodes: list[Any] = []
         self._constants: dict[str, Array] = {}
         self._names = 0
+        self._gives: list[tuple[str, int, list[int | str]]] = []
         taken = "image"
         if fold > 1:
             taken = self._node("Reshape", [taken, self._constant(np.array([0, 0, width // fold, -1]))])
@@ -86,16 +87,35 @@ class Quantised:
         sums = self._node("Add", [self._real(one), self._real(other)])
         return self._quantised(sums, one.sizes, one.scale + other.scale * self._draw.uniform(0.1, 1.0))
 
-    def logits(self, taken: Value, classes: int) -> bytes:
-        """The mean of all positions, a fully connected layer, and with them the whole model."""
+    def rows(self, taken: Value, name: str, *, real: bool = False) -> None:
+        """An output: a sigmoid of each position's values but the third, with `real` after a layer in float."""
+        height, width, channels = taken.sizes
+        values = self._real(taken)
+        if real:
+            weights, channels = self._draw.normal(0, 0.1, (20, channels, 1, 1)).astype(np.float32), 20
+            bias = self._constant(self._draw.normal(0, 1, 20).astype(np.float32))
+            values = self._node("Conv", [values, self._constant(weights), bias], kernel_shape=[1, 1])
+        last = self._node("Transpose", [values], perm=[0, 2, 3, 1])
+        flat = self._node("Reshape", [last, self._constant(np.array([0, height * width, channels]))])
+        kept = self._constant(np.delete(np.arange(channels), 2))
+        self._node("Sigmoid", [self._node("Gather", [flat, kept], axis=2)], name)
+        self._gives.append((name, TensorProto.FLOAT, ["n", height * width, channels - 1]))
+
+    def logits(self, taken: Value, classes: int, name: str = "logits") -> bytes:
+        """An output: the mean of all positions and a fully connected layer; and with it the model so far."""
         means = self._node("GlobalAveragePool", [self._real(taken)])
         pooled = self._quantised(means, (1, 1, taken.sizes[2]), taken.scale * self._draw.uniform(0.2, 1.0))
         flat = self._node("Flatten", [pooled.name], axis=1)
         self._scales[flat] = self._scales[pooled.name]
         inputs, _ = self._weighted(Value(flat, pooled.sizes, pooled.scale), (classes, taken.sizes[2]))
-        self._node("Gemm", inputs, "logits", transB=1)
+        self._node("Gemm", inputs, name, transB=1)
+        self._gives.append((name, TensorProto.FLOAT, ["n", classes]))
+        return self.model()
+
+    def model(self) -> bytes:
+        """The model with the outputs so far."""
         given: tuple[str, int, list[int | str]] = ("image", TensorProto.UINT8, ["n", self._height, self._width, 3])
-        return model(self._nodes, self._constants, given, ("logits", TensorProto.FLOAT, ["n", classes]))
+        return model(self._nodes, self._constants, given, *self._gives)
 
     def _name(self, what: str) -> str:
         self._names += 1
@@ -151,3 +171,12 @@ def residual_network(seed: int = 0, height: int = 36, width: int = 30, classes: 
         window = net.convolution(up, 48, (5, 5), (stride, stride), (2, 2, 2, 2), depthwise=True, relu=True)
         taken = net.convolution(window, 40)
     return net.logits(net.convolution(taken, 80, relu=True), classes)
+
+
+def two_outputs(seed: int = 0) -> bytes:
+    """A network with an output of rows beside its logits."""
+    net = Quantised(seed, 36, 30, fold=2)
+    stem = net.convolution(net.image, 32, (3, 2), (1, 1), (1, 0, 1, 1), relu=True)
+    net.logits(stem, 11)
+    net.rows(net.convolution(stem, 24), "rows", real=True)
+    return net.model()

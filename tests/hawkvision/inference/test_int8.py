@@ -1,4 +1,4 @@
-"""Our int8 kernels: every logit is ONNX Runtime's, and what they do not understand they refuse."""
+"""Our int8 kernels: every output is ONNX Runtime's, and what they do not understand they refuse."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ from hawkvision.inference.int8.graph import Unsupported, read
 from hawkvision.models.manifest import cache_dir
 from hawkvision.native import library
 from tests.fuzz.examples import examples
-from tests.hawkvision.inference.backend_conformance import BackendConformance, random_images
+from tests.hawkvision.inference.backend_conformance import BackendConformance, assert_same, random_images
 from tests.hawkvision.inference.graphs import Array
-from tests.hawkvision.inference.quantised import Quantised, Value, residual_network
+from tests.hawkvision.inference.quantised import Quantised, Value, residual_network, two_outputs
 
 runs = pytest.mark.skipif(
     library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
 )
 needs_two_cores = pytest.mark.skipif(usable_cores() < 2, reason="a helper needs a core of its own")
-ZOO = cache_dir() / "models" / "imagenet"
-IN_ZOO = ["efficientnet_lite0_int8", "efficientnet_lite1_int8", "efficientnet_lite2_int8", "mobilenet_v2_int8"]
+ZOO = cache_dir() / "models"
+IN_ZOO = [
+    "imagenet/efficientnet_lite0_int8",
+    "imagenet/efficientnet_lite1_int8",
+    "imagenet/efficientnet_lite2_int8",
+    "imagenet/mobilenet_v2_int8",
+    "coco/ssdlite_mobilenet_v2_int8",
+]
 
 
 @runs
@@ -45,9 +51,18 @@ class TestInt8Backend(BackendConformance):
         return lambda: Int8Backend(residual_network(), threads=request.param)
 
 
+@runs
+class TestSeveralOutputs(BackendConformance):
+    atol = 0.0
+
+    @pytest.fixture
+    def make_backend(self) -> Callable[[], Backend]:
+        return lambda: Int8Backend(two_outputs())
+
+
 @st.composite
 def networks(draw: st.DrawFn) -> bytes:
-    """Layers of all kinds and sizes that are understood, in an order in which they fit."""
+    """Layers of all kinds and sizes that are understood, in an order in which they fit, and one to five outputs."""
     fold = draw(st.sampled_from([1, 2, 4]))
     height, width = draw(st.integers(5, 40)), draw(st.integers(2, 9)) * 4
     net = Quantised(draw(st.integers(0, 2**32 - 1)), height, width, fold)
@@ -56,13 +71,22 @@ def networks(draw: st.DrawFn) -> bytes:
     down = draw(st.integers(1, 2))
     made = draw(st.integers(1, 5)) * 16
     taken = net.convolution(net.image, made, (3, columns), (down, 1), (1, 0, draw(st.integers(0, 1)), columns - 1))
+    stem = taken
     if draw(st.booleans()):
         taken = net.unfolded(taken, 2)
+    seen = [taken]
     for _ in range(draw(st.integers(0, 4))):
         taken = draw(st.sampled_from([_product, _window, _block]))(draw, net, taken)
-    if taken.sizes[2] % 4:
-        taken = net.convolution(taken, 16)
-    return net.logits(taken, draw(st.integers(2, 70)))
+        seen.append(taken)
+    outputs = draw(st.lists(st.sampled_from(["logits", "rows", "real rows"]), min_size=1, max_size=5))
+    for number, kind in enumerate(outputs):
+        if kind != "logits":
+            net.rows(draw(st.sampled_from([stem, *seen])), f"rows{number}", real=kind == "real rows")
+            continue
+        taken = draw(st.sampled_from(seen))
+        taken = net.convolution(taken, 16) if taken.sizes[2] % 4 else taken
+        net.logits(taken, draw(st.integers(2, 70)), f"logits{number}")
+    return net.model()
 
 
 def _channels(draw: st.DrawFn, step: int) -> int:
@@ -109,20 +133,21 @@ def _block(draw: st.DrawFn, net: Quantised, taken: Value) -> Value:
 @runs
 @settings(max_examples=examples(200), deadline=None)
 @given(data=networks(), threads=st.integers(1, 2), tiles=st.booleans())
-def test_every_logit_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
+def test_every_output_of_every_network_is_onnx_runtimes(data: bytes, threads: int, tiles: bool) -> None:
     tiles = tiles and library.has_tiles()
     with closing(OnnxRuntimeBackend(data)) as right, closing(Int8Backend(data, threads, tiles)) as backend:
         images = random_images(backend, 3)
         images[1] //= 16
         images[2] = np.maximum(images[2], 240)
-        np.testing.assert_array_equal(backend.infer(images)[LOGITS], right.infer(images)[LOGITS])
+        assert list(backend.outputs.items()) == list(right.outputs.items())
+        assert_same(backend.infer(images), right.infer(images))
 
 
 @runs
 @pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", IN_ZOO)
-def test_every_logit_of_the_cascades_networks_is_onnx_runtimes(name: str, threads: int, tiles: bool) -> None:
+def test_every_output_of_the_cascades_networks_is_onnx_runtimes(name: str, threads: int, tiles: bool) -> None:
     path = ZOO / f"{name}.onnx"
     if not path.is_file():
         pytest.skip(f"{path} has not been built")
@@ -131,7 +156,7 @@ def test_every_logit_of_the_cascades_networks_is_onnx_runtimes(name: str, thread
     with closing(OnnxRuntimeBackend(path)) as right, closing(Int8Backend(path, threads, tiles)) as backend:
         images = random_images(backend, 4)
         images[2:] = images[2:] // 64 * 85
-        np.testing.assert_array_equal(backend.infer(images)[LOGITS], right.infer(images)[LOGITS])
+        assert_same(backend.infer(images), right.infer(images))
 
 
 @runs
@@ -259,6 +284,8 @@ def more_after_the_last(changed: onnx.ModelProto) -> None:
         # without an axis: ONNX's default, 1
         (lambda changed: maker_of(changed, 1).ClearField("attribute"), "scaled by its first axis"),
         (more_after_the_last, "not the last"),
+        (lambda changed: changed.graph.ClearField("output"), "1 inputs and 0 outputs"),
+        (lambda changed: setattr(changed.graph.output[0], "name", "image"), "an output depends on 'image'"),
         (
             with_constant(lambda changed: node_of(changed, "QuantizeLinear").input[2], lambda _: np.array(0, np.int8)),
             "expected uint8",
@@ -308,5 +335,7 @@ def test_a_spoilt_model_is_refused_or_run_as_what_it_says(data: bytes) -> None:
     except BackendError:
         return
     with closing(backend):
-        logits = backend.infer(random_images(backend, 1))[LOGITS]
-    assert logits.shape == (1, *backend.outputs[LOGITS])
+        found = backend.infer(random_images(backend, 1))
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        name: (1, *shape) for name, shape in backend.outputs.items()
+    }

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.types import LOGITS, Pixels, Tensors
+from hawkvision.core.types import Pixels, Tensors
 from hawkvision.inference.backend_registry import open_backend
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
@@ -24,7 +24,7 @@ from hawkvision.models.manifest import InputSpec
 from hawkvision.native import library
 from hawkvision.system.build_cache import VARIABLE, is_intact
 from tests.hawkvision.inference.graphs import tiny_classifier
-from tests.hawkvision.inference.quantised import residual_network
+from tests.hawkvision.inference.quantised import residual_network, two_outputs
 
 runs = pytest.mark.skipif(
     library.unsupported_reason() is not None, reason=f"this machine cannot: {library.unsupported_reason()}"
@@ -57,22 +57,26 @@ def new_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class OffByOne:
-    """A backend whose last logit is not what the model says."""
+    """A backend whose last number is not what the model says."""
 
     def __init__(self, right: Backend) -> None:
         self._right = right
         self.input_shape, self.outputs, self.close = right.input_shape, right.outputs, right.close
 
     def infer(self, batch: Pixels) -> Tensors:
-        logits = self._right.infer(batch)[LOGITS]
-        logits[:, -1] = np.nextafter(logits[:, -1], np.float32(np.inf))
-        return {LOGITS: logits}
+        found = self._right.infer(batch)
+        last = list(found.values())[-1]
+        last[..., -1] = np.nextafter(last[..., -1], np.float32(np.inf))
+        return found
 
 
 @runs
-def test_other_logits_than_onnx_runtimes_are_found_out_and_not_noted(new_cache: Path) -> None:
-    with closing(OnnxRuntimeBackend(residual_network())) as right:
-        assert not agrees(residual_network(), OffByOne(right), "one way")
+@pytest.mark.parametrize("network", [residual_network, two_outputs])
+def test_other_outputs_than_onnx_runtimes_are_found_out_and_not_noted(
+    network: Callable[[], bytes], new_cache: Path
+) -> None:
+    with closing(OnnxRuntimeBackend(network())) as right:
+        assert not agrees(network(), OffByOne(right), "one way")
     assert not list(new_cache.glob("*.same"))
 
 
