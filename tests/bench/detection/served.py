@@ -3,10 +3,11 @@
 Starts a datacenter tier and an edge node with their defaults, and sends every image of val2017 once per target, one at
 a time, each as a caller would. For each target: accuracy (1 − mean loss; of detection the mean F1) and for detection
 mAP and AP50, of val2017 and of the images on which no model was trained; the share that was answered by the datacenter,
-P50 and P99 of the round trip, and how often each status was given.
+P50 and P99 of the round trip, and how often each status was given. `--only-rates` leaves that out.
 
-Then images/s of the edge node at a target that it answers alone, with several callers at once, beside a bare loop that
-decodes, runs the same model and decodes its boxes on one thread. Rounds alternate; the worst and the best are given.
+Then images/s at a target that the edge answers alone, with several callers at once: of the edge node, of one that runs
+its model in ONNX Runtime, and of a bare loop that decodes, runs the same model in ONNX Runtime and decodes its boxes on
+one thread. Rounds alternate; the worst and the best are given.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="coco_eval.npz")
     parser.add_argument("--task", default="coco", help="coco, coco_count or coco_labels")
+    parser.add_argument("--only-rates", action="store_true", help="images/s alone")
     options = parser.parse_args()
     images, manifest = read_val2017(options.data), load_manifest(options.task, models_dir())
     kind = load_kind(manifest, models_dir())
@@ -202,14 +204,21 @@ def main() -> None:
     tier = running("hawkvision.datacenter", "--tasks", options.task, "--port", "0", title="the datacenter tier")
     with tier as datacenter:
         edge = ("--task", options.task, "--port", "0", "--datacenter-url", datacenter.url)
-        with running("edge", *edge, title="the edge node") as node:
-            targets_table(node.url, options.task, images, kind, console)
+        with (
+            running("edge", *edge, title="the edge node") as node,
+            running("edge", *edge, "--backend", "onnxruntime", title="the other edge node") as other,
+        ):
+            if not options.only_rates:
+                targets_table(node.url, options.task, images, kind, console)
             bodies = images.bodies
-            rates = [(served_rate(node.url, options.task, kind, bodies), bare_loop(manifest, kind, bodies))
-                     for _ in range(ROUNDS)]  # fmt: skip
-    served, bare = (sorted(each) for each in zip(*rates, strict=True))
-    console.print(f"images/s, worst and best of {ROUNDS}: served {served[0]:.0f} and {served[-1]:.0f}, "
-                  f"bare loop {bare[0]:.0f} and {bare[-1]:.0f}")  # fmt: skip
+            rates = [
+                (*(served_rate(each.url, options.task, kind, bodies) for each in (node, other)),
+                 bare_loop(manifest, kind, bodies))
+                for _ in range(ROUNDS)
+            ]  # fmt: skip
+    served, in_ort, bare = (sorted(each) for each in zip(*rates, strict=True))
+    console.print(f"images/s, worst and best of {ROUNDS}: served {served[0]:.0f} and {served[-1]:.0f}, in ONNX Runtime "
+                  f"{in_ort[0]:.0f} and {in_ort[-1]:.0f}, bare loop {bare[0]:.0f} and {bare[-1]:.0f}")  # fmt: skip
 
 
 if __name__ == "__main__":
