@@ -71,7 +71,7 @@ export const TIMES = { queue: "waiting", decode: "decoding", infer: "edge model"
 export const STATUS = {
   certified: { short: "Certified", sign: "✓" }, best_effort: { short: "Best effort", sign: "~" }, suspended: { short: "Suspended", sign: "!" },
 };
-const BASIS = { shipped: "the images named on the model's card", site: "a folder of this site's own images", review: "this node's own traffic, reviewed by people",
+const BASIS = { shipped: "the images named on the model's card", site: "a folder of this site's own images", review: "this node's own traffic",
   agreement: "how often the stages agree" };
 export const REASONS = {
   alarm: "audits show that the traffic is not as certified", degraded: "it is below what the target asks for", partial_image: "a part of the image was missing",
