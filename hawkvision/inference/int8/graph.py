@@ -137,10 +137,8 @@ def read(model: Any) -> Int8Network:
     """
     reader = _GraphReader(model.graph)
     ends, behind = _before(model.graph, [output.name for output in model.graph.output], ("QuantizeLinear", "Gemm"))
-    skipped = behind - _before(model.graph, ends, ())[1]
-    for number, node in enumerate(model.graph.node):
-        if number in skipped:
-            continue
+    _, needed = _before(model.graph, ends, ())
+    for node in (model.graph.node[number] for number in sorted(needed)):
         try:
             reader.take(node)
         except Unsupported as error:

@@ -261,6 +261,7 @@ def maker_of(changed: onnx.ModelProto, position: int) -> onnx.NodeProto:
 def more_after_the_last(changed: onnx.ModelProto) -> None:
     scale, zero = node_of(changed, "QuantizeLinear").input[1:]
     changed.graph.node.append(onnx.helper.make_node("QuantizeLinear", ["logits", scale, zero], ["more"]))
+    changed.graph.output[0].name = "more"
 
 
 @pytest.mark.parametrize(
@@ -303,10 +304,17 @@ def test_what_is_not_understood_is_named_with_its_node(change: Change, says: str
 def test_one_tensor_in_two_sizes_is_refused() -> None:
     net = Quantised(0, 36, 32, fold=4)
     made = net.convolution(net.image, 32)
-    net.convolution(made, 16)
-    net.convolution(net.unfolded(made, 2), 16)
+    net.rows(net.convolution(made, 16), "one")
+    net.rows(net.convolution(net.unfolded(made, 2), 16), "other")
     with pytest.raises(Unsupported, match="is seen in sizes"):
-        read(onnx.load_model_from_string(net.logits(net.convolution(made, 16), 5)))
+        read(onnx.load_model_from_string(net.model()))
+
+
+def test_layers_that_no_output_needs_are_not_read() -> None:
+    net = Quantised(0, 36, 32)
+    made = net.convolution(net.image, 32, (3, 4))
+    net.convolution(net.unfolded(made, 2), 16)
+    assert len(read(onnx.load_model_from_string(net.logits(made, 5))).layers) == 4
 
 
 @st.composite
