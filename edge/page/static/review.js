@@ -7,7 +7,7 @@ const FEW = 3; // so few are left when further ones are asked for
 const NOTHING_MS = 15_000; // between questions whether something waits now
 const SHARE_OF_HEIGHT = 0.45, MOST_TIMES = 12; // of the window, and of the image's own size
 const reviewer = sessionStorage.reviewer ??= String(Math.random()); // by which work is divided between people; a tab keeps it
-let review = null, item = null, said = [], passed = 0, busy = false, questions = 0, timer = 0, left = null;
+let review = null, item = null, said = [], passed = 0, busy = false, questions = 0, ahead = false, timer = 0, left = null;
 
 const task = () => encodeURIComponent(byId("review-task").value);
 
@@ -50,7 +50,10 @@ async function refill() {
 
 function next() {
   item = review.items.shift() ?? null;
-  if (review.items.length < FEW && review.next != null) refill().catch(() => {}); // asked again when none is left
+  if (review.items.length < FEW && review.next != null && !ahead) {
+    ahead = true; // one question at a time; what fails is asked again when none is left
+    refill().catch(() => {}).finally(() => { ahead = false; });
+  }
   draw();
 }
 

@@ -11,7 +11,8 @@ from playwright.sync_api import Browser, Locator, Route, expect
 
 from hawkvision.system.child_server import ServerProcess
 from tests.browser import Tab, tab
-from tests.edge.conftest import Caller
+from tests.edge.conftest import Caller, Reply
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 JUDGED = re.compile(r"(\d+) images? judged, (\d+) wait")
@@ -39,12 +40,17 @@ def progress(opened: Tab) -> Locator:
 
 
 def known(node: ServerProcess, keys: dict[str, str]) -> Any:
-    caller = Caller(node)
-    try:
-        bearer = {"Authorization": f"Bearer {keys['review']}"}
-        return caller.send("GET", "/v1/review?labelled=true", headers=bearer).json
-    finally:
-        caller.close()
+    """What has a label, once the node has time to say so."""
+    caller, found = Caller(node), list[Reply]()
+    bearer = {"Authorization": f"Bearer {keys['review']}"}
+
+    def answered() -> bool:
+        found.append(caller.send("GET", "/v1/review?labelled=true", headers=bearer))
+        return found[-1].status == 200
+
+    wait_until(answered)
+    caller.close()
+    return found[-1].json
 
 
 def test_an_image_is_judged_by_the_keyboard_and_taken_back(
