@@ -49,7 +49,7 @@ REVIEW: Final = frozenset({Scope.REVIEW})
 EITHER: Final = frozenset({Scope.INFER, Scope.OBSERVE})
 """For what clients read before they send images: addresses, the served models and their targets."""
 
-PAGE_FILES: Final = ("style.css", "app.js", "try.js", "live.js", "review.js", "texts.js", "icon.svg")
+PAGE_FILES: Final = ("style.css", "app.js", "common.js", "try.js", "live.js", "review.js", "texts.js", "icon.svg")
 _DOCS: Final = ("page.css", "page.js", "swagger-ui.css", "swagger-ui-bundle.js")
 OPEN_PATHS: Final = frozenset(
     {"/healthz", "/readyz", "/v1/status/ping", "/v2/health/live", "/v2/health/ready", TRANSPORT_PATH}

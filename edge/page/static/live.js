@@ -1,6 +1,6 @@
 // Live: what the node does now, from a stream of its status. A tab that nobody sees holds none, for browsers open only
 // six connections to a host.
-import { ask, badge, byId, fill, make, notice, show, table } from "./app.js";
+import { ask, badge, byId, fill, make, notice, show, table } from "./common.js";
 import { ERRORS, LIVE, PAGE, REASONS, STATUS, bytes, clock, ms, percent } from "./texts.js";
 
 const POINTS = 240; // two a second, two minutes

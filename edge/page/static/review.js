@@ -1,5 +1,5 @@
 // Review: one image after the other, one click each, and what the clicks make certifiable.
-import { ask, boxes, byId, fill, make, notice, post, show, tasks } from "./app.js";
+import { ask, boxes, byId, fill, make, notice, post, show, tasks } from "./common.js";
 import { ERRORS, PAGE, REVIEW } from "./texts.js";
 
 const AHEAD = 5; // images; what a person was given is kept from others for two minutes

@@ -1,5 +1,5 @@
 // Try: one image, what it is asked for, and the answer drawn.
-import { ask, badge, boxes, byId, fill, keyed, make, notice, tasks } from "./app.js";
+import { ask, badge, boxes, byId, fill, keyed, make, notice, tasks } from "./common.js";
 import { ERRORS, PAGE, STATUS, TIMES, TRY, guarantee, ms, percent, whoAndWhy } from "./texts.js";
 
 const SHOWN_BOXES = 100;
