@@ -95,7 +95,7 @@ class Review(msgspec.Struct, frozen=True):
     size: Annotated[int, Meta(description="Audits of a full block.")]
     disagreements: Annotated[int, Meta(description="Audits in which the stages differ, or that are missing.")]
     labelled: Annotated[int, Meta(description="Audits with a label.")]
-    waiting: Annotated[int, Meta(description="Items that wait for a label, whoever was given them.")]
+    waiting: Annotated[int, Meta(description="Items that wait for a label, those that others were given included.")]
     repeated: Annotated[int, Meta(description="Images that were labelled a second time, unasked.")]
     contradictions: Annotated[
         int, Meta(description="Of those whose labels differ in what is lost; they count as if they had none.")

@@ -56,7 +56,7 @@ from hawkvision.cascade.certification.profile import (
 )
 from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.certification.profiling import certify_condition, costs_of, paths_of
-from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage, without
+from hawkvision.cascade.certification.site_certificates import SiteCertificates, SiteData, SitePair, SiteStage
 from hawkvision.cascade.certification.threshold_order import expected_cost
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import BadField, ManifestError, NotFound, Overloaded
@@ -558,14 +558,10 @@ class AuditReview:
             began = datetime.fromtimestamp(next(iter(sample.rows.values())).drawn, UTC)
             if site.basis != "review" or site.until > began:
                 return False
-            pairs = tuple(
-                msgspec.structs.replace(pair, conditions=tuple(without(each, failed) for each in pair.conditions))
-                for pair in site.pairs
-            )
-            changed = pairs != site.pairs
-            if changed:
-                write_atomic(path, dump(msgspec.structs.replace(site, pairs=pairs)))
-            return changed
+            kept = site.without(failed)
+            if kept != site:
+                write_atomic(path, dump(kept))
+            return kept != site
 
         async with self._turn:
             path = self._certificates

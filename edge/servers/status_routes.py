@@ -1,6 +1,6 @@
 """The routes of the live view: the status of the node, once or again and again, and images of the last answers.
 
-All who watch get the same lines: a line is made once in `TICK_S`, by whoever is first to send it, and never while
+All who watch get the same lines: a line is made once in `TICK_S`, by the first of them, and never while
 nobody watches. Who reads slowly misses lines: the next one is not made before the last one has left.
 """
 

@@ -82,7 +82,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
     edge: Annotated[Fraction, Meta(description="Share answered without asking the datacenter.")]
     escalated: Annotated[Fraction, Meta(description="Share answered after asking it.")]
     degraded: Annotated[Fraction, Meta(description="Share answered below what the target asks for.")]
-    refused: Annotated[Fraction, Meta(description="Share that got an error, whoever's fault it was.")]
+    refused: Annotated[Fraction, Meta(description="Share that got an error, of the caller or of the node.")]
     queue: Annotated[int, Meta(description="Images that wait for a worker.")]
     queue_limit: Annotated[int, Meta(description="Images that may wait.")]
     guarantee: Annotated[

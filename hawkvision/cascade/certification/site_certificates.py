@@ -95,6 +95,14 @@ class SiteCertificates(_Strict, frozen=True, kw_only=True):
         """The stage of that name; None if it was not certified."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
+    def without(self, drops: Collection[float]) -> SiteCertificates:
+        """Without the certificates of these drops. Never escalating loses its own with any of them."""
+        replace = msgspec.structs.replace
+        pairs = (
+            replace(pair, conditions=tuple(_without(each, drops) for each in pair.conditions)) for pair in self.pairs
+        )
+        return replace(self, pairs=tuple(pairs))
+
     def pair(self, edge: str, best: str) -> SitePair:
         """The pair of those stages.
 
@@ -147,7 +155,7 @@ def site_conditions(profile: Profile, pair: Pair, site: SiteCertificates) -> tup
     return found.conditions
 
 
-def without(condition: Condition, failed: Collection[float]) -> Condition:
+def _without(condition: Condition, failed: Collection[float]) -> Condition:
     """The certificates without those of the drops that failed. Never escalating loses its own with any of them."""
 
     def fails(certificate: Certificate) -> bool:

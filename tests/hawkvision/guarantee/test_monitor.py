@@ -166,7 +166,7 @@ def test_certificates_that_come_and_go_forget_no_alarm_that_was_raised_before() 
 
 
 def test_audits_of_which_no_certificate_in_force_takes_the_outcome_are_missing() -> None:
-    """Else whoever renews certificates while audits are under way could certify what nobody checks."""
+    """Else certificates that are renewed while audits are under way could certify what nobody checks."""
     node = Node()
     watched, due = node.watched(), None
     while due is None:
