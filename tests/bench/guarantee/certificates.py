@@ -27,29 +27,19 @@ import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from hawkvision.cascade.certification.predictions import in_random_order
 from hawkvision.cascade.certification.profile import Pair
-from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.certification.profiling import paths_of
 from hawkvision.guarantee.answered import USED_SHARE
 from hawkvision.guarantee.evidence import Evidence
-from hawkvision.model_zoo.calibration.certification import pair_evidence
-from hawkvision.model_zoo.calibration.model_runner import run_stages
-from hawkvision.model_zoo.calibration.splits import SPLIT_SEED, split_images
-from hawkvision.models.datasets import read_images
-from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
 from hawkvision.tasks.class_scores import Floats
-from hawkvision.tasks.registry import load_kind
+from tests.bench.cascade import Cascade
 from tests.bench.guarantee.rules import OTHERS, Flags, Goal, Pool, exact, perfect_escalation, sweep_grid
 
 SUMMARY: Final = "how often certificates are wrong, and what they cost"
-DATA: Final = Path(__file__).resolve().parents[4] / "shared" / "data"
-FILES: Final = {"cifar10": "cifar10.npz", "imagenet": "imagenet_eval.npz"}
 PAIRS: Final = ("cifar10:tiny", "cifar10:small", "imagenet")
 DROPS: Final = {"cifar10": (0.01, 0.02, 0.05), "imagenet": (0.005, 0.01, 0.02)}
 DELTA: Final = 0.05
@@ -187,20 +177,8 @@ def images_of(name: str) -> tuple[Pair, Evidence]:
         HawkVisionError: for an unknown task or stage, missing models or images.
     """
     task, _, edge = name.partition(":")
-    models = models_dir()
-    manifest = load_manifest(task, models)
-    profile = load_profile_of(manifest, models, None)
-    pair = profile.pair(edge or manifest.cascade.default_edge, manifest.best)
-    images = read_images(DATA / FILES[task], load_labels(manifest, models))
-    split = split_images(manifest, images, SPLIT_SEED)
-    trained = manifest.training is not None
-    used = np.sort(np.concatenate([split.certify, split.held_out])) if trained else split.used()
-    kind, chosen = load_kind(manifest, models), split.used()
-    datacenter = [pair.best, *(() if pair.intermediate is None else (pair.intermediate.name,))]
-    predictions = run_stages(
-        kind, manifest, images, edge=[pair.edge], datacenter=datacenter, cache=cache_dir(), chosen=chosen
-    )
-    return pair, pair_evidence(profile, pair, predictions, kind.truths(images.annotated()), in_random_order(used))
+    cascade = Cascade(task, edge)
+    return cascade.pair, cascade.population()
 
 
 def load(name: str) -> Population:

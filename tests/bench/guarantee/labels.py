@@ -35,7 +35,8 @@ from hawkvision.guarantee.evidence import Evidence, Thresholds, sweep
 from hawkvision.model_zoo.calibration.certify import certify_site
 from hawkvision.models.datasets import LabelledImages, read_images
 from hawkvision.models.manifest import cache_dir, load_labels, load_manifest, models_dir
-from tests.bench.guarantee.certificates import DATA, FILES, images_of
+from tests.bench.cascade import DATA, FILES
+from tests.bench.guarantee.certificates import images_of
 
 SUMMARY: Final = "what wrong labels do: refused or certified, and what is then given up"
 TASK: Final = "cifar10"

@@ -37,7 +37,7 @@ from hawkvision.servers.keyfile import Scope, add_key
 from hawkvision.system.child_server import running
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.registry import load_kind
-from tests.bench.guarantee.certificates import DATA, FILES
+from tests.bench.cascade import DATA, FILES
 from tests.edge.conftest import Caller
 
 TASK: Final = "cifar10"
