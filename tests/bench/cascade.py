@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,19 @@ FILES: Final = {"cifar10": "cifar10.npz", "imagenet": "imagenet_eval.npz"}
 """The images of each task: those of CIFAR-10's certificates and tests, and ImageNet's design images."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Images of a pair of stages; values of image `numbers[i]` of its file are at i."""
+
+    numbers: NDArray[np.intp]
+    evidence: Evidence
+
+    @property
+    def reference(self) -> dict[int, bool]:
+        """Whether the reference stage is right about each image, by its number."""
+        return dict(zip(self.numbers.tolist(), (self.evidence.reference_losses == 0.0).tolist(), strict=True))
+
+
 class Cascade:
     """A shipped cascade and its images.
 
@@ -51,7 +65,7 @@ class Cascade:
         self.data = data
         self._kind: TaskKind[Any] = load_kind(self.manifest, models)
 
-    def certifying(self) -> Evidence:
+    def certifying(self) -> Sample:
         """The images that the profile's certificates rest on."""
         used = next(use for use in reversed(self.profile.uses) if use.purpose == "certify")
         if used.sha256 == self.profile.data.sha256:
@@ -60,12 +74,12 @@ class Cascade:
         images = self._read(used.name, used.sha256)
         return self._sample(images, clean_images(images), clean_images(images))
 
-    def test(self) -> Evidence:
+    def test(self) -> Sample:
         """CIFAR-10's test images, which served nothing else; ImageNet's design images, which certified nothing."""
         images, split = self._split()
         return self._sample(images, split.used(), split.held_out if self.manifest.training else split.used())
 
-    def population(self) -> Evidence:
+    def population(self) -> Sample:
         """In random order, all images that trained nothing and, where something was trained, fitted no temperature."""
         images, split = self._split()
         trained = self.manifest.training is not None
@@ -83,7 +97,7 @@ class Cascade:
             raise ConfigError(f"{path}: expected the images of the profile, SHA-256 {sha256}, got {images.sha256}")
         return images
 
-    def _sample(self, images: LabelledImages, run: NDArray[np.intp], chosen: NDArray[np.intp]) -> Evidence:
+    def _sample(self, images: LabelledImages, run: NDArray[np.intp], chosen: NDArray[np.intp]) -> Sample:
         """Of the images that are run, which kept tensors may have, some."""
         pair = self.pair
         datacenter = [pair.best, *(() if pair.intermediate is None else (pair.intermediate.name,))]
@@ -92,4 +106,4 @@ class Cascade:
             shrink=self.profile.shrinks_images, cache=cache_dir(), chosen=run,
         )  # fmt: skip
         truths = self._kind.truths(images.annotated())
-        return pair_evidence(self.profile, pair, predictions, truths, chosen)
+        return Sample(chosen, pair_evidence(self.profile, pair, predictions, truths, chosen))

@@ -178,7 +178,7 @@ def images_of(name: str) -> tuple[Pair, Evidence]:
     """
     task, _, edge = name.partition(":")
     cascade = Cascade(task, edge)
-    return cascade.pair, cascade.population()
+    return cascade.pair, cascade.population().evidence
 
 
 def load(name: str) -> Population:

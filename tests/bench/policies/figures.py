@@ -1,110 +1,79 @@
-"""What a comparison of policies shows: each contender's figures over all rounds, and ours beside each baseline's.
+"""What a comparison of policies shows: for each target and contender, whether it was kept, at what cost, how fast.
 
-What counts first is the share of all requests that were answered right within the deadline, paired by request, and
-whether answers that claim to keep their accuracy target do. Nothing is left out for having been disturbed: beside what
-all rounds show together stand the worst and the best of them.
+Nothing is left out for having been disturbed: beside what all rounds show together stand the worst and the best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TypeAlias
 
 import msgspec
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from loadgen.analysis.accuracy import IntervalEstimate, mean_difference
 from loadgen.analysis.compare import same_schedule
 from loadgen.analysis.samples import counted_of
-from loadgen.analysis.summary import summarise, targets_kept
+from loadgen.analysis.summary import ClassSummary, summarise
 from loadgen.workload.record import Run
+from tests.bench.policies.plan import OURS
 
-OURS: Final = "hawkvision"
 
-
-class RoundResult(msgspec.Struct, frozen=True):
+class Round(Run, frozen=True, kw_only=True):
     """One contender in one round."""
 
-    run: Run
     uplink_bytes: int
     """IP packets from the edge to the datacenter: probes, audits, handshakes and retransmissions included."""
 
 
+Rounds: TypeAlias = Mapping[str, Sequence[Round]]
+"""By contender; the same rounds of each, in the same order."""
+
+
 class PolicyRow(msgspec.Struct, frozen=True):
-    """One contender over all rounds of a link and rate. Shares are 0..1, of all requests or else of answers."""
+    """One contender and target over all rounds of a link. Shares are 0..1."""
 
     link: str
-    rate: float
     name: str
-    n: int
-    right_in_time: float
-    """Of all requests; then in the worst and in the best round."""
-    worst: float
-    best: float
+    summary: ClassSummary
+    rounds: int
+    right_in_time: tuple[float, float]
+    """Share of all requests, in the worst and in the best round; then P99."""
+    p99_ms: tuple[float, float]
     ours_less: IntervalEstimate | None
-    """Ours less this, paired by request, with a 95 % interval; None for ours, and where the requests differ."""
-    targets_kept: str
-    """How many of the targets with a number were kept, and how others were missed; empty if there are none."""
-    p50_ms: float
-    p99_ms: float
-    p99_worst_ms: float
-    p99_best_ms: float
-    accuracy: float | None
-    escalated: float
-    degraded: float
-    unanswered: int
+    """How much oftener ours was right in time, paired by request, with a 95 % interval; None for ours."""
     uplink_bytes: float
-    """Per request sent."""
+    """Per request, of all targets together."""
     stolen: list[float | None]
     """Per round, of the processor time that was wanted, by the machine's host; None where that is not known."""
 
 
-def rows_of(link: str, rate: float, results: Mapping[str, Sequence[RoundResult]]) -> list[PolicyRow]:
-    """The figures of all contenders, most often right in time first."""
-    runs = {name: merged([result.run for result in found]) for name, found in results.items()}
-    rows = []
-    for name, found in results.items():
-        summary = summarise(runs[name])
-        figures = summary.total
-        rounds = [summarise(result.run).total for result in found]
-        right = [each.effective.value for each in rounds if each.effective is not None]
-        p99 = [each.percentile(0.99).ms for each in rounds]
-        rows.append(
-            PolicyRow(
-                link=link,
-                rate=rate,
-                name=name,
-                n=figures.n,
-                right_in_time=0.0 if figures.effective is None else figures.effective.value,
-                worst=min(right, default=0.0),
-                best=max(right, default=0.0),
-                ours_less=difference(runs[OURS], runs[name]) if OURS in runs and name != OURS else None,
-                targets_kept=targets_kept(summary),
-                p50_ms=figures.percentile(0.5).ms,
-                p99_ms=figures.percentile(0.99).ms,
-                p99_worst_ms=max(p99),
-                p99_best_ms=min(p99),
-                accuracy=None if figures.accuracy is None else figures.accuracy.value,
-                escalated=figures.escalated,
-                degraded=figures.degraded,
-                unanswered=figures.n - figures.answered,
-                uplink_bytes=sum(result.uplink_bytes for result in found)
-                / max(1, sum(len(result.run.outcomes) for result in found)),
-                stolen=[result.run.stolen for result in found],
-            )
-        )
-    return sorted(rows, key=lambda row: -row.right_in_time)
+def rows_of(link: str, rounds: Rounds) -> list[PolicyRow]:
+    """The figures of all targets and contenders."""
+    runs = {name: merged(found) for name, found in rounds.items()}
+    rows: list[PolicyRow] = []
+    for name, found in rounds.items():
+        each_round = [each for run in found for each in summarise(run).classes]
+        sent = sum(each.uplink_bytes for each in found) / max(1, sum(len(each.outcomes) for each in found))
+        for summary in summarise(runs[name]).classes:
+            mine = [each.figures for each in each_round if each.target == summary.target]
+            right = [0.0 if each.effective is None else each.effective.value for each in mine]
+            p99 = [each.percentile(0.99).ms for each in mine]
+            less = difference(runs[OURS], runs[name], summary.target) if OURS in runs and name != OURS else None
+            ranges = (min(right), max(right)), (max(p99), min(p99))
+            stolen = [each.stolen for each in found]
+            rows.append(PolicyRow(link, name, summary, len(found), *ranges, less, sent, stolen))
+    return sorted(rows, key=lambda row: row.summary.target)
 
 
-def difference(ours: Run, theirs: Run) -> IntervalEstimate | None:
+def difference(ours: Run, theirs: Run, target: str) -> IntervalEstimate | None:
     """How much more often ours was right within the deadline; None where the requests are not the same."""
     mine, their = counted_of(ours), counted_of(theirs)
     if not same_schedule(ours, theirs, mine, their):
         return None
-    differences = mine.effective - their.effective
-    return mean_difference(differences, mine.image, np.ones(len(differences), np.bool_), ours.origin.seed)
+    some = mine.target == [each.name for each in ours.targets].index(target)
+    return mean_difference(mine.effective - their.effective, mine.image, some, ours.origin.seed)
 
 
 def merged(rounds: Sequence[Run]) -> Run:
@@ -125,21 +94,29 @@ def merged(rounds: Sequence[Run]) -> Run:
     )
 
 
-def show_rows(rows: Sequence[PolicyRow], title: str, console: Console) -> None:
-    """A line per contender; ranges are of the worst and the best round."""
-    table = Table("policy", title=title, box=None, header_style="bold", title_justify="left")
-    for column in (
-        "n", "right in time", "worst to best", "ours less it (95 %)", "targets kept", "P50 ms", "P99 ms",
-        "worst to best", "accuracy", "escalated", "degraded", "unanswered", "kB to dc",
-    ):  # fmt: skip
+def show_rows(rows: Sequence[PolicyRow], console: Console) -> None:
+    """A line per target and contender; ranges are of the worst and the best round."""
+    table = Table("policy", title=f"\n{rows[0].link}", box=None, header_style="bold", title_justify="left")
+    columns = ("n", "below (95 %)", "kept", "certified", "escalated", "P50 ms", "P99 ms", "worst to best",
+               "right in time", "worst to best", "ours less it (95 %)", "none", "kB to dc")  # fmt: skip
+    for column in columns:
         table.add_column(column, justify="right")
+    target = ""
     for row in rows:
-        less = row.ours_less
+        summary, figures = row.summary, row.summary.figures
+        if summary.target != target:
+            target = summary.target
+            table.add_row(f"[bold]{target}[/]")
         table.add_row(
-            row.name, str(row.n), f"{row.right_in_time:.1%}", f"{row.worst:.1%} to {row.best:.1%}",
-            "" if less is None else f"{less.value:+.1%} ({less.low:+.1%} to {less.high:+.1%})",
-            row.targets_kept, f"{row.p50_ms:.1f}", f"{row.p99_ms:.0f}",
-            f"{row.p99_worst_ms:.0f} to {row.p99_best_ms:.0f}", "" if row.accuracy is None else f"{row.accuracy:.1%}",
-            f"{row.escalated:.0%}", f"{row.degraded:.0%}", str(row.unanswered), f"{row.uplink_bytes / 1e3:.1f}",
+            row.name, str(figures.n), _points(summary.drop), "" if summary.kept is None else summary.kept.verdict,
+            f"{1.0 - figures.flagged:.0%}", f"{figures.escalated:.1%}", f"{figures.percentile(0.5).ms:.1f}",
+            f"{figures.percentile(0.99).ms:.0f}", "{:.0f} to {:.0f}".format(*row.p99_ms),
+            "" if figures.effective is None else f"{figures.effective.value:.1%}",
+            "{:.1%} to {:.1%}".format(*row.right_in_time), _points(row.ours_less),
+            str(figures.n - figures.answered), f"{row.uplink_bytes / 1e3:.1f}",
         )  # fmt: skip
     console.print(table)
+
+
+def _points(found: IntervalEstimate | None) -> str:
+    return "" if found is None else f"{100 * found.value:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"

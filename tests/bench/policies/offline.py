@@ -117,7 +117,7 @@ def main() -> int:
     for name in given.pairs:
         task, _, edge = name.partition(":")
         cascade = Cascade(task, edge, given.data)
-        certifying, test = cascade.certifying(), cascade.test()
+        certifying, test = cascade.certifying().evidence, cascade.test().evidence
         policy = Policy(cascade.profile, cascade.pair.edge, cascade.pair.best)
         found = list(rows(policy, certifying, test, given.drops))
         edge_right, best_right = (1.0 - float(each.mean()) for each in (test.edge.losses, test.reference_losses))

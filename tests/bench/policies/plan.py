@@ -3,202 +3,135 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final
+
+import msgspec
 
 from hawkvision.core.errors import ConfigError
-from loadgen.clients.engine import Protocol
+from hawkvision.system.files import write_atomic
 from loadgen.commands.options import positive
 from loadgen.network.profiles import LinkProfile, load_profile, names
 from loadgen.workload import target_mix
 from loadgen.workload.record import TargetClass
+from tests.bench.cascade import DATA
+from tests.bench.policies.baselines.settings import write_thresholds
 
-Transport: TypeAlias = Literal["tcp", "datagram", "uplink"]
-"""Of a policy: TCP everywhere, datagrams everywhere, or HTTP to the edge and from there what it finds best."""
-TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
-POLICIES: Final = ("hawkvision", "infaas", "static", "split", "all-dc", "all-edge")
-FALLBACK: Final = "+fallback"
-"""After a policy, and its setting: its edge answers just before a deadline that the datacenter misses."""
-DEFAULT_POLICIES: Final = (
-    "hawkvision", "infaas+fallback", "static+fallback", "static", "split+fallback", "all-dc+fallback", "all-edge"
-)  # fmt: skip
-"""All with what ours has; `static` as it usually is beside that; and the ablation, our edge stage alone."""
-ADJUSTABLE: Final = "static"
-"""The policy that may be tested with thresholds: `static@0.55`. Any may be with another edge model: `split@NAME`."""
-VARIANT: Final = re.compile(r"[a-z0-9][a-z0-9_.-]*")
-"""A model's name, as manifests have it."""
-DEFAULT_TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.04,quality:fast,quality:balanced"
+CLIENT_LINK: Final = "lan"
+"""Between callers and edge, whatever lies between edge and datacenter."""
+TARGETS: Final = "max_drop:0.01,max_drop:0.02,max_drop:0.05,quality:best=3"
+UPLINK: Final = ("--datacenter-transport", "auto")
+"""From the edge on, datagrams where it finds them better."""
+CONTENDERS: Final = {
+    "hawkvision": ("--policy", "hawkvision", *UPLINK),
+    "hawkvision-tcp": ("--policy", "hawkvision"),
+    "threshold": ("--policy", "threshold"),
+    "all-dc": ("--policy", "threshold", "--thresholds", write_thresholds({0.0: math.inf})),
+    "infaas": ("--policy", "infaas"),
+    "all-edge": ("--policy", "threshold", "--thresholds", write_thresholds({0.0: -math.inf})),
+}
+"""Who may be tested, with arguments of `hawkvision edge up`. `all-edge` is the ablation."""
+OURS: Final = "hawkvision"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyContender:
-    """A policy, its setting if it has one, and how images travel."""
+class Conditions(msgspec.Struct, frozen=True):
+    """What all rounds in a folder have in common."""
 
-    name: str
-    policy: str
-    transport: Transport
-    static_threshold: float | None = None
-    """Of `static`; None is the policy's own."""
-    variant: str | None = None
-    """Of the edge; None is the policy's own."""
-    fallback: bool = False
-    """Whether the edge answers just before a deadline that the datacenter misses."""
-
-    @property
-    def protocol(self) -> Protocol:
-        """That callers speak."""
-        return "datagram" if self.transport == "datagram" else "http"
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Of `hawkvision edge up`."""
-        setting = () if self.static_threshold is None else ("--static-threshold", f"{self.static_threshold:g}")
-        model = () if self.variant is None else ("--variant", self.variant)
-        server = ("--datagram-port", "0") if self.transport == "datagram" else ()
-        uplink = () if self.transport == "tcp" else ("--datacenter-transport", "auto")
-        fallback = ("--deadline-fallback", "true") if self.fallback else ()
-        return ("--policy", self.policy, *setting, *model, *fallback, *server, *uplink)
+    task: str
+    edge: str
+    rate: float
+    targets: list[TargetClass]
+    deadline_ms: float
+    duration_s: float
+    warm_up_s: float
+    seed: int
+    backend: str
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlan:
     """What is tested, where, and how long."""
 
-    contenders: tuple[PolicyContender, ...]
+    conditions: Conditions
+    contenders: tuple[str, ...]
     links: tuple[LinkProfile, ...]
-    client_link: LinkProfile | None
-    """Between client and edge, in the place of the link that is tested."""
-    rate: float
-    classes: list[TargetClass]
-    deadline_ms: float
-    duration_s: float
-    warm_up_s: float
+    client_link: LinkProfile
     rounds: int
-    seed: int
+    minutes: float
+    data: Path
     out: Path
 
-    def profiles(self, link: LinkProfile) -> tuple[LinkProfile, LinkProfile]:
-        """Between client and edge, and between edge and datacenter, while a link is tested."""
-        return (link if self.client_link is None else self.client_link), link
+    def arguments(self, contender: str, thresholds: dict[float, float]) -> tuple[str, ...]:
+        """Of `hawkvision edge up`; thresholds are those of the policy that takes them, by accuracy drop."""
+        given = self.conditions
+        common = ("--task", given.task, "--variant", given.edge, "--backend", given.backend)
+        tuned = ("--thresholds", write_thresholds(thresholds)) if contender == "threshold" else ()
+        return (*common, *CONTENDERS[contender], *tuned)
+
+    @property
+    def drops(self) -> list[float]:
+        """The accuracy drops that targets allow, of which `quality=best` allows none."""
+        asked = [target.fields.get("max_accuracy_drop") for target in self.conditions.targets]
+        return sorted({0.0, *(float(drop) for drop in asked if drop is not None)})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m tests.bench.policies`."""
-    parser.add_argument("--data", required=True, help="labelled images: npz file, or a directory per class")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the images; default: %(default)s")
     parser.add_argument("--task", default="imagenet")
-    parser.add_argument("--limit", type=int, help="use only so many images, evenly spread")
-    parser.add_argument("--links", default="lte-drive,wifi-busy,lan", help=f"{', '.join(names())}, or TOML files")
-    parser.add_argument("--client-link", metavar="LINK", help="between client and edge, in the place of --links")
-    parser.add_argument(
-        "--policies",
-        default=",".join(DEFAULT_POLICIES),
-        help=f"{ADJUSTABLE}@0.55 has that threshold, POLICY@NAME that model at the edge, and with {FALLBACK} after it "
-        "the edge answers just before a deadline that the datacenter misses; a policy may come several times so "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--transport",
-        default="hawkvision=datagram",
-        help="POLICY=tcp, POLICY=datagram or POLICY=uplink (datagrams, if the edge finds them better, from edge to "
-        "datacenter alone), comma-separated; the others go by TCP (default: %(default)s)",
-    )
-    parser.add_argument("--targets", default=DEFAULT_TARGETS)
+    parser.add_argument("--edge", default="edge_ensemble", help="the stage at the edge; default: %(default)s")
+    parser.add_argument("--links", default="wifi-busy,lte,satellite", help=f"{', '.join(names())}, or TOML files")
+    parser.add_argument("--policies", default=",".join(CONTENDERS), help="default: %(default)s")
+    parser.add_argument("--targets", default=TARGETS, help="default: %(default)s")
     parser.add_argument("--rate", type=float, default=8.0, help="requests per second, at random; default: %(default)s")
     parser.add_argument("--deadline-ms", type=float, default=100.0)
     parser.add_argument("--duration-s", type=float, default=60.0, help="per policy and round, warm-up included")
     parser.add_argument("--warm-up-s", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
-    parser.add_argument("--backend", choices=("auto", "onnxruntime", "noop"), default="auto", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="begin no round that would end later; default: %(default)s"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="a folder; rounds that it holds already are read, not repeated"
+    )
+    parser.add_argument("--backend", choices=("auto", "noop"), default="auto", help=argparse.SUPPRESS)
 
 
 def read_plan(given: argparse.Namespace) -> PolicyPlan:
-    """What the options say.
+    """What the options say. The folder is made, and says what its rounds have in common.
 
     Raises:
-        ConfigError: naming the option that does not fit.
+        ConfigError: naming the option that does not fit, the folder too if its rounds were made otherwise.
     """
-    positive("--deadline-ms", given.deadline_ms)
-    positive("--rate", given.rate)
+    for name in ("deadline_ms", "rate", "minutes"):
+        positive(f"--{name.replace('_', '-')}", getattr(given, name))
     if not 0.0 <= given.warm_up_s < given.duration_s:
         raise ConfigError(f"--warm-up-s: expected 0 or more and less than the duration, got {given.warm_up_s!r}")
     if given.rounds < 1 or given.seed < 0:
         raise ConfigError(f"--rounds {given.rounds}, --seed {given.seed}: expected at least 1 and 0")
+    contenders = _words(given.policies)
+    if not contenders or len({*contenders} & CONTENDERS.keys()) < len(contenders):
+        raise ConfigError(f"--policies: expected some of {', '.join(CONTENDERS)}, each once; got {given.policies!r}")
+    conditions = Conditions(
+        given.task, given.edge, given.rate, target_mix.parse(given.targets, given.deadline_ms), given.deadline_ms,
+        given.duration_s, given.warm_up_s, given.seed, given.backend,
+    )  # fmt: skip
+    links = tuple(load_profile(name) for name in _words(given.links))
+    (given.out / "rounds").mkdir(parents=True, exist_ok=True)
+    _keep(conditions, given.out / "conditions.json")
     return PolicyPlan(
-        contenders=contenders(_words(given.policies), given.transport),
-        links=tuple(load_profile(name) for name in _words(given.links)),
-        client_link=None if given.client_link is None else load_profile(given.client_link),
-        rate=given.rate,
-        classes=target_mix.parse(given.targets, given.deadline_ms),
-        deadline_ms=given.deadline_ms,
-        duration_s=given.duration_s,
-        warm_up_s=given.warm_up_s,
-        rounds=given.rounds,
-        seed=given.seed,
-        out=given.out,
+        conditions, contenders, links, load_profile(CLIENT_LINK), given.rounds, given.minutes, given.data, given.out
     )
 
 
-def contenders(words: Sequence[str], transports: str) -> tuple[PolicyContender, ...]:
-    """Who is tested. HawkVision with datagrams comes with a second contender that is without.
-
-    Args:
-        words: policies, `static@0.55` or `split@NAME` with a setting, `static+fallback` with an edge that stands by; a
-            transport is its policy's, whatever that is.
-        transports: as `--transport` says.
-
-    Raises:
-        ConfigError: for an unknown policy, setting or transport, or one that comes twice.
-    """
-    chosen: dict[str, Transport] = {}
-    for part in _words(transports):
-        policy, _, transport = part.partition("=")
-        known = next((name for name in TRANSPORTS if name == transport), None)
-        if known is None or policy not in POLICIES:
-            raise ConfigError(f"--transport: expected POLICY= and one of {', '.join(TRANSPORTS)}, got {part!r}")
-        chosen[policy] = known
-    found = []
-    for word in words:
-        one = _contender(word, chosen)
-        found.append(one)
-        if one.name == "hawkvision" and one.transport != "tcp":
-            found.append(replace(one, name="hawkvision-tcp", transport="tcp"))
-    if not found or len({each.name for each in found}) < len(found):
-        raise ConfigError(f"--policies: expected some of {', '.join(POLICIES)}, each once; got {', '.join(words)!r}")
-    return tuple(found)
-
-
-def _contender(word: str, transports: Mapping[str, Transport]) -> PolicyContender:
-    """What a word of `--policies` says.
-
-    Raises:
-        ConfigError: for an unknown policy, a threshold of one without, or a fallback of HawkVision.
-    """
-    plain = word.removesuffix(FALLBACK)
-    policy, at, setting = plain.partition("@")
-    try:
-        threshold = float(setting) if setting else None
-    except ValueError:
-        threshold = None
-    if threshold is None:
-        usable = not at or VARIANT.fullmatch(setting) is not None
-    else:
-        usable = policy == ADJUSTABLE and 0.0 <= threshold <= 1.0
-    if policy not in POLICIES or not usable:
-        raise ConfigError(
-            f"--policies: expected some of {', '.join(POLICIES)}, {ADJUSTABLE}@THRESHOLD with 0 to 1, or POLICY@NAME "
-            f"of an edge model, got {word!r}"
-        )
-    fallback = word != plain
-    if fallback and policy == "hawkvision":
-        raise ConfigError(f"--policies: hawkvision has a way of its own; expected {FALLBACK} after another")
-    name = policy + (f"@{setting if threshold is None else f'{threshold:g}'}" if setting else "") + FALLBACK * fallback
-    variant = setting if setting and threshold is None else None
-    return PolicyContender(name, policy, transports.get(policy, "tcp"), threshold, variant, fallback)
+def _keep(conditions: Conditions, path: Path) -> None:
+    written = msgspec.json.format(msgspec.json.encode(conditions)) + b"\n"
+    if path.exists() and path.read_bytes() != written:
+        raise ConfigError(f"{path}: rounds in this folder were made otherwise; name another one with --out")
+    write_atomic(path, written)
 
 
 def _words(text: str) -> tuple[str, ...]:

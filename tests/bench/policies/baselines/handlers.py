@@ -1,4 +1,4 @@
-"""How a baseline handles requests: each goes where the baseline's route says, whatever the time."""
+"""How a baseline handles requests: each goes where its route says, and the edge stands by until the deadline."""
 
 from __future__ import annotations
 
@@ -28,17 +28,14 @@ def waiting(image: RoutedImage) -> RoutedImage:
     return replace(image, request=replace(request, asked=replace(request.asked, on_miss=OnMiss.WAIT)))
 
 
-class NoDeadlineHandler(RequestHandler):
-    """Waits for the tier that the route names, however late the answer comes.
+class BaselineHandler(RequestHandler):
+    """The edge answers just before a deadline that the datacenter misses.
 
-    The node itself carries out `on_miss=fail`, afterwards. The edge answers in place of a datacenter that fails or is
-    known to be down, and the answer is marked as degraded: the systems compared with would answer with an error.
+    It learns nothing of the link: the next request waits as long. Requests without a deadline, or with another
+    `on_miss` than `degrade`, wait for the tier that the route names, however late the answer comes; the node itself
+    carries out `on_miss=fail`, afterwards. The edge answers in place of a datacenter that fails or is known to be down,
+    and the answer is marked as degraded: the systems compared with would answer with an error.
     """
-
-    async def answer(self) -> Answer:
-        """See `RequestHandler.answer`."""
-        self.image = waiting(self.image)
-        return await super().answer()
 
     async def try_partial_image(self) -> tuple[Answer | None, bool]:
         """None: only HawkVision answers before the whole image is there."""
@@ -49,14 +46,6 @@ class NoDeadlineHandler(RequestHandler):
         """Never: a baseline does not tell a partial image from a whole one."""
         return False
 
-
-class DeadlineFallbackHandler(NoDeadlineHandler):
-    """The same, but the edge answers just before a deadline that the datacenter misses (`deadline_fallback`).
-
-    It learns nothing of the link: the next request waits as long. Requests without a deadline, or with another
-    `on_miss` than `degrade`, go as `NoDeadlineHandler` sends them.
-    """
-
     @property
     def falls_back(self) -> bool:
         """Whether the edge answers this request when the deadline is near."""
@@ -66,6 +55,7 @@ class DeadlineFallbackHandler(NoDeadlineHandler):
     async def answer(self) -> Answer:
         """See `RequestHandler.answer`."""
         if not self.falls_back:
+            self.image = waiting(self.image)
             return await super().answer()
         running = asyncio.ensure_future(self.run_edge())
         try:

@@ -22,7 +22,7 @@ from edge.serving.outcome import datacenter_answer, edge_answer
 from edge.serving.request import RoutedImage
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, Reason
-from tests.bench.policies.baselines.handlers import DeadlineFallbackHandler, cancelled, waiting
+from tests.bench.policies.baselines.handlers import BaselineHandler, cancelled, waiting
 from tests.bench.policies.baselines.registration import Registration
 from tests.bench.policies.baselines.residency import Residency
 from tests.bench.policies.baselines.routes import DIGITS, Registered
@@ -175,18 +175,12 @@ class Worker:
         self._loads.labels(self._task, name).inc()
 
 
-class InfaasHandler(DeadlineFallbackHandler):
+class InfaasHandler(BaselineHandler):
     """Chooses a variant when the request comes, which answers it."""
 
-    def __init__(self, worker: Worker, with_fallback: bool, context: ServingContext, image: RoutedImage) -> None:
+    def __init__(self, worker: Worker, context: ServingContext, image: RoutedImage) -> None:
         super().__init__(context, image)
         self._worker = worker
-        self._with_fallback = with_fallback
-
-    @property
-    def falls_back(self) -> bool:
-        """See `DeadlineFallbackHandler`."""
-        return self._with_fallback and super().falls_back
 
     async def answer(self) -> Answer:
         """See `RequestHandler.answer`. If the datacenter fails, the node's best choice answers in its place."""

@@ -17,12 +17,11 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.imaging.preprocessing import least_side
 from hawkvision.models.manifest import InputSpec, Manifest
-from tests.bench.policies.baselines import routes
-from tests.bench.policies.baselines.handlers import DeadlineFallbackHandler, NoDeadlineHandler, nothing_to_close
+from tests.bench.policies.baselines.handlers import BaselineHandler, nothing_to_close
 from tests.bench.policies.baselines.infaas import InfaasHandler, Worker
 from tests.bench.policies.baselines.registration import Registration, register
-from tests.bench.policies.baselines.routes import BaselineRoutes
-from tests.bench.policies.baselines.settings import BaselineSettings
+from tests.bench.policies.baselines.routes import BaselineRoutes, threshold
+from tests.bench.policies.baselines.settings import BaselineSettings, read_thresholds
 
 ROOT: Final = Path(__file__).resolve().parents[4]
 """The checkout."""
@@ -37,8 +36,8 @@ def with_baselines(environment: Mapping[str, str] = os.environ) -> dict[str, str
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedBaseline:
-    """A baseline whose decision is a route."""
+class ThresholdBaseline:
+    """The edge's answer from a threshold on, for each accuracy drop another."""
 
     config: EdgeConfig
     inputs: tuple[InputSpec, ...] | None = None
@@ -46,13 +45,12 @@ class RoutedBaseline:
     @property
     def make_policy(self) -> MakePolicy:
         """See `LoadedBaseline`."""
-        return partial(BaselineRoutes, rule=rule_of(self.config))
+        tuned = read_thresholds(self.config.feature(BaselineSettings).thresholds or "")
+        return partial(BaselineRoutes, rule=partial(threshold, tuned=tuned))
 
     def open(self, policy: Policy, stage: EdgeStage, metrics: EdgeMetrics) -> BaselinePolicy:
         """See `LoadedBaseline`."""
-        fallback = self.config.feature(BaselineSettings).deadline_fallback
-        handler = DeadlineFallbackHandler if fallback else NoDeadlineHandler
-        return BaselinePolicy(self.config.policy, handler, nothing_to_close)
+        return BaselinePolicy(self.config.policy, BaselineHandler, nothing_to_close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,7 @@ class InfaasBaseline:
         """See `LoadedBaseline`."""
         config, registration = self.config, self.registration
         worker = Worker(config.task, registration, registration.accuracies(policy), stage, config.max_queue, metrics)
-        fallback = config.feature(BaselineSettings).deadline_fallback
-        return BaselinePolicy(config.policy, partial(InfaasHandler, worker, fallback), worker.close)
+        return BaselinePolicy(config.policy, partial(InfaasHandler, worker), worker.close)
 
 
 def load_baseline(
@@ -81,19 +78,7 @@ def load_baseline(
 ) -> LoadedBaseline:
     """The baseline that `config.policy` names; see `LoadBaseline`."""
     if config.policy != "infaas":
-        return RoutedBaseline(config)
+        return ThresholdBaseline(config)
     registration = register(config, manifest, cache, stage, load)
     largest = max((each.input for each in manifest.variants), key=least_side)
     return InfaasBaseline(config, registration, (largest,))
-
-
-def rule_of(config: EdgeConfig) -> Callable[[Policy], routes.Rule]:
-    """The rule of a baseline whose decision is a route."""
-    threshold = config.feature(BaselineSettings).static_threshold
-    rules: dict[str, Callable[[Policy], routes.Rule]] = {
-        "all-dc": routes.all_dc,
-        "all-edge": routes.all_edge,
-        "split": routes.split,
-        "static": partial(routes.static, threshold=threshold),
-    }
-    return rules[config.policy]

@@ -91,7 +91,7 @@ def register(
     those of the cascade's stages alone.
 
     Args:
-        config: task, backend and memory.
+        config: task, backend, memory and the edge's variant: if it is named, only that and its members are registered.
         manifest: of the task.
         cache: where the built files lie; what lacks one is left out.
         edge: the variant or conditional ensemble to begin with.
@@ -106,7 +106,8 @@ def register(
     known = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
     known |= {each.name: each.accuracy for each in manifest.ensembles if each.accuracy is not None}
     datacenters = {each.name for each in manifest.ensembles if each.accept_confidence is None}
-    registered = {name: accuracy for name, accuracy in known.items() if name not in datacenters}
+    mine = {edge, *(each.name for each in manifest.members(edge))} if config.variant is not None else known.keys()
+    registered = {name: accuracy for name, accuracy in known.items() if name in mine - datacenters}
     remote = {name: known[name].value for name in manifest.cascade.dc if name in known}
     if manifest.best not in remote or edge not in registered:
         raise ManifestError(

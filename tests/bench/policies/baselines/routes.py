@@ -7,7 +7,7 @@ registered with less accuracy than the target asks for; its answers then say tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hawkvision.cascade.certification.profile import Pair, Profile, threshold_value
@@ -63,6 +63,8 @@ class Registered:
 
 
 Rule = Callable[[Target], Route]
+Thresholds = Sequence[tuple[float, float]]
+"""Accuracy drops, and the threshold that was tuned for each; ±∞ escalate nothing and everything."""
 
 
 class BaselineRoutes(Policy):
@@ -97,35 +99,24 @@ def registered(policy: Policy) -> Registered:
     return Registered(policy.edge_accuracy.value, policy.best_accuracy.value, policy.balanced.max_drop)
 
 
-def all_dc(_: Policy) -> Rule:
-    """Every image to the reference stage."""
-    return to_best
-
-
-def all_edge(policy: Policy) -> Rule:
-    """Every image to the edge stage."""
+def threshold(policy: Policy, tuned: Thresholds) -> Rule:
+    """The edge's answer from the lowest threshold on that was tuned for a drop of no more than the target allows."""
     accuracies = registered(policy)
-    return lambda target: to_edge(target, below_target=accuracies.below_target(accuracies.edge, target))
+
+    def rule(target: Target) -> Route:
+        allowed = round(accuracies.best - accuracies.required(target), DIGITS)
+        bar = min((bar for drop, bar in tuned if drop <= allowed), default=math.inf)
+        escalation = expected_escalation(policy.pair, bar)
+        return Route(bar, unguaranteed(target), escalation, to_best=escalation)
+
+    return rule
 
 
-def split(policy: Policy) -> Rule:
-    """Targets that the edge's registered accuracy meets to the edge, all others to the reference stage."""
-    accuracies = registered(policy)
-    return lambda target: to_best(target) if accuracies.below_target(accuracies.edge, target) else to_edge(target)
-
-
-def static(policy: Policy, threshold: float | None) -> Rule:
-    """One threshold for all targets; None takes that of `balanced`."""
-    bar = threshold_value(policy.balanced.threshold) if threshold is None else threshold
-    escalation = expected_escalation(policy.pair, bar)
-    return lambda target: Route(bar, unguaranteed(target), escalation, to_best=escalation)
-
-
-def expected_escalation(pair: Pair, threshold: float) -> float:
+def expected_escalation(pair: Pair, bar: float) -> float:
     """Share of images with scores below a threshold, 0..1; that of the next higher threshold that was measured."""
-    if threshold == -math.inf:
+    if bar == -math.inf:
         return 0.0
-    return next((p.escalation for p in reversed(pair.path) if threshold_value(p.threshold) >= threshold), 1.0)
+    return next((each.escalation for each in reversed(pair.path) if threshold_value(each.threshold) >= bar), 1.0)
 
 
 def to_best(target: Target, *, below_target: bool = False) -> Route:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
 
 from hawkvision.core.errors import ConfigError
 from hawkvision.core.settings.config import EdgeConfig, topic
-from hawkvision.core.settings.package_settings import HAWKVISION, SettingsGroup
-
-NEED_DATACENTER: Final = ("all-dc", "static", "split")
-"""The baselines that send images to the datacenter by their rule."""
+from hawkvision.core.settings.package_settings import SettingsGroup
 
 BASELINES: Final = topic("Baseline policies")
 
@@ -20,30 +19,46 @@ class BaselineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """What a baseline is told beside the node's own settings."""
 
     # fmt: off
-    static_threshold: Annotated[float, BASELINES(
-        "The score from which `static` accepts the edge's answer; none takes that of the profile's `balanced`.",
-        ge=0.0, le=1.0)] | None = None
-    deadline_fallback: Annotated[bool, BASELINES(
-        "The edge answers just before a deadline that the datacenter misses.")] = False
+    thresholds: Annotated[str, BASELINES(
+        "What `threshold` was tuned to: for each accuracy drop, the score from which it accepts the edge's answer, as "
+        "in `0=inf,0.01=0.93,0.05=0.5`.")] | None = None
     resident_memory_mb: Annotated[float, BASELINES(
         "Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of "
         "5 MB.", gt=0.0, le=1_000_000.0)] | None = None
     # fmt: on
 
 
+def read_thresholds(text: str) -> tuple[tuple[float, float], ...]:
+    """The thresholds by accuracy drop, as `write_thresholds` writes them.
+
+    Raises:
+        ConfigError: if there are none, or they are no numbers.
+    """
+    try:
+        found = tuple((float(drop), float(bar)) for drop, bar in (part.split("=") for part in text.split(",")))
+    except ValueError:
+        found = ((math.nan, math.nan),)
+    if any(math.isnan(value) for part in found for value in part):
+        raise ConfigError(f"edge.thresholds: expected DROP=SCORE,DROP=SCORE,…, got {text!r}")
+    return found
+
+
+def write_thresholds(found: Mapping[float, float]) -> str:
+    """Thresholds by accuracy drop, so that each is read as the very same number."""
+    return ",".join(f"{drop!r}={bar!r}" for drop, bar in found.items())
+
+
 def check(config: EdgeConfig, baseline: BaselineSettings) -> None:
     """Refuse settings that contradict the policy: a comparison must run what its command line says.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: naming both, or what is wrong with the thresholds.
     """
-    if config.policy in NEED_DATACENTER and config.datacenter_url is None:
-        raise ConfigError(f"edge.policy = {config.policy!r}: missing edge.datacenter_url to send to")
-    for key, policy in (("static_threshold", "static"), ("resident_memory_mb", "infaas")):
+    if config.policy == "threshold":
+        read_thresholds(baseline.thresholds or "")
+    for key, policy in (("thresholds", "threshold"), ("resident_memory_mb", "infaas")):
         if getattr(baseline, key) is not None and config.policy != policy:
             raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
-    if baseline.deadline_fallback and config.policy == HAWKVISION:
-        raise ConfigError(f"edge.deadline_fallback belongs to other policies than {HAWKVISION!r}, which has its own")
     if config.backend.startswith("fpga-") and config.policy == "infaas":
         raise ConfigError(
             f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"

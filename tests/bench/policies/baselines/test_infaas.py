@@ -121,9 +121,9 @@ def test_a_datacenter_that_fails_is_stood_in_for(large: Peer) -> None:
     assert (answer.tier, answer.model, answer.degraded, answer.reason) == (Tier.EDGE, "big", True, Reason.TARGET)
 
 
-def test_with_a_fallback_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
+def test_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> None:
     large.delay_s = 20.0
-    config = infaas(deadline_fallback=True)
+    config = infaas()
 
     async def scenario() -> Answer:
         async with bench(large, SURE, baseline=InfaasBaseline(config, registered(Store()), None)) as it:
@@ -156,3 +156,9 @@ def test_a_node_loads_its_manifests_variants_under_its_memory() -> None:
     assert models == ["efficientnet_lite0_int8", "efficientnet_lite1_int8"], "only one of them fits at a time"
     assert 'hawkvision_model_loads_total{task="imagenet",variant="efficientnet_lite1_int8"} 1.0' in loads
     assert listed["policy"] == "infaas"
+
+
+def test_a_node_with_a_variant_registers_that_alone() -> None:
+    with infaas_node("--variant", "squeezenet1_1_int8") as caller:
+        models = [caller.classify(encoded(), query).json["model"] for query in ("min_accuracy=0.5", "quality=best")]
+    assert models == ["squeezenet1_1_int8"] * 2
