@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hawkvision.core.errors import BackendError, ConfigError, ManifestError
 from hawkvision.core.types import Answer, Tensors
 from hawkvision.models.image_sets.labelled_images import Annotation
-from hawkvision.tasks.kind import Output, TaskKind, Truth
+from hawkvision.tasks.kind import PACKED_BYTES, Output, TaskKind, Truth
 from hawkvision.tasks.serving import FIELDS
 
 _ELEMENTS: Final[dict[str, type | tuple[type, ...]]] = {"BYTES": str, "INT64": int, "FP32": (int, float)}
@@ -189,6 +189,17 @@ class TaskKindConformance:
         fields = kind.encode_reply(prediction)
         assert not FIELDS & fields.keys()
         assert kind.decode_reply(msgspec.json.encode({"model": "m", "zzz": [1], **fields})) == prediction
+
+    @_drawn
+    @given(st.data())
+    def test_outputs_travel_to_be_combined_with_others(self, data: st.DataObject) -> None:
+        """What some members computed counts, beside the edge's models, where the deadline comes before the others."""
+        kind, output = self.make_kind(), data.draw(self.outputs())
+        packed = kind.pack(output)
+        assert len(packed) <= PACKED_BYTES
+        together = kind.combine([output, kind.unpack(packed)], (1.0, 1.0), 1.0)
+        prediction = kind.predict(together, 5)
+        assert kind.decode_reply(msgspec.json.encode(kind.encode_reply(prediction))) == prediction
 
     @_drawn
     @given(st.data())

@@ -62,7 +62,7 @@ def checked(payload: bytes, request: EscalationRequest, kind: TaskKind[Any], url
         EscalationFailed: if it is malformed, contains impossible values, or names a stage that was not asked.
     """
     try:
-        reply = decode_reply(kind, payload)
+        reply = decode_reply(kind, payload, request.top_k)
     except (*MALFORMED, ValueError) as error:
         raise EscalationFailed(f"{url} sent a malformed reply: {error}") from None
     sound = reply.passed_over is None or 0.0 <= reply.passed_over.score <= 1.0

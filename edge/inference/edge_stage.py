@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ from hawkvision.imaging.preprocessing import load_inputs
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.models.manifest import InputSpec, Manifest
 from hawkvision.tasks.kind import Output, TaskKind, ToImage, Weights
+from hawkvision.tasks.last_answer import OwnOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class StagePrediction:
     """Whether all members of a conditional ensemble ran."""
     truncated: bool = False
     """Whether they should have, but there was no time."""
+    own: Callable[[], OwnOutputs] = dict
+    """What each model that ran computed; made when it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +215,16 @@ class EdgeStage:
         """The prediction for one image."""
         job, kind, score = run.job, self.kind, self.score
         temperature = self.temperature if job.temperature is None else job.temperature
+        own: Callable[[], OwnOutputs]
         if run.combined is None:
             to_image = self._to_image(self.first, job)
             prediction, sure = kind.judge_tensors(
                 run.tensors, run.row, job.top_k, score, temperature, run.before, to_image
             )
+            own = partial(self._first_alone, run.tensors, run.row, run.before * temperature, to_image)
         else:
             prediction, sure = kind.judge(run.combined, job.top_k, score, temperature)
+            own = partial(self._all_members, run.outputs)
         return StagePrediction(
             prediction=prediction,
             score=sure,
@@ -225,7 +232,16 @@ class EdgeStage:
             infer_ms=(job.clock.now() - decoded) * 1e3,
             full_ensemble=run.combined is not None,
             truncated=run.truncated,
+            own=own,
         )
+
+    def _first_alone(self, tensors: Tensors, row: int, temperature: float, to_image: ToImage | None) -> OwnOutputs:
+        return {self.first.name: (self.kind.output(tensors, row, temperature, to_image), 1.0)}
+
+    def _all_members(self, outputs: Sequence[Output]) -> OwnOutputs:
+        assert self.others is not None, "it has members"
+        weighted = zip(outputs, self.others.weights, strict=True)
+        return {model.name: each for model, each in zip(self.models, weighted, strict=True)}
 
     def _to_image(self, model: LoadedModel, job: InferenceJob) -> ToImage | None:
         """What maps places in the model's input to the image; None for kinds without places."""

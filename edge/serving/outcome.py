@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import math
 
+import msgspec
+
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.monitoring.audits import StageScore, Unscored
@@ -28,6 +30,7 @@ from hawkvision.core.types import (
     Tier,
     Timing,
 )
+from hawkvision.tasks.last_answer import last_answer
 
 
 def score_of(image: RoutedImage, edge: EdgePrediction) -> float:
@@ -154,6 +157,25 @@ def datacenter_answer(
             total=total_ms,
         ),
     )
+
+
+def with_edge(image: RoutedImage, escalated: Escalated, edge: EdgePrediction) -> Escalated | None:
+    """A reply of some members together with the edge's prediction, whose model is named first; others stay.
+
+    None if the edge's prediction is all that counts.
+    """
+    reply, kind = escalated.reply, image.stage.kind
+    if reply.part is None:
+        return escalated
+    output = last_answer(kind, edge.result.own(), reply.part, whole=reply.whole)
+    if output is None:
+        return None
+    reply = msgspec.structs.replace(
+        reply,
+        prediction=kind.predict(output, image.request.asked.top_k),
+        model=reply.model if output is reply.part.output else f"{edge.model}+{reply.model}",
+    )
+    return Escalated(reply, escalated.round_trip_ms)
 
 
 def _not_certified(*, degraded: bool, partial: bool, version: bool) -> StatusReason | None:

@@ -19,7 +19,15 @@ from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
 from edge.serving.context import ServingContext
 from edge.serving.escalation import circuit_open, escalate, probe_in_background
-from edge.serving.outcome import below_target, datacenter_answer, edge_answer, report_reply, report_scored, score_of
+from edge.serving.outcome import (
+    below_target,
+    datacenter_answer,
+    edge_answer,
+    report_reply,
+    report_scored,
+    score_of,
+    with_edge,
+)
 from edge.serving.request import RoutedImage
 from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, cutoff_before, decide
 from hawkvision.core.clock import Deadline
@@ -129,15 +137,17 @@ class RequestHandler:
     ) -> Escalated | None:
         """The datacenter's reply, which is reported; see `edge.serving.escalation.escalate`.
 
-        It is compared with `edge`, or with what the standby has found meanwhile.
+        It is compared with `edge`, or with what the standby has found meanwhile; a reply of some members becomes the
+        answer of both together. None if the edge's is all that counts.
         """
         self.begun = True
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
-        if escalated is not None:
-            if standby is not None and standby.done() and standby.exception() is None:
-                edge = standby.result()
-            report_reply(self.context, self.image, escalated.reply, edge)
-        return escalated
+        if escalated is None:
+            return None
+        if standby is not None and standby.done() and standby.exception() is None:
+            edge = standby.result()
+        report_reply(self.context, self.image, escalated.reply, edge)
+        return escalated if edge is None else with_edge(self.image, escalated, edge)
 
     def finish_at_edge(self, edge: EdgePrediction, reason: Reason | None = None) -> Answer:
         """Answer with the edge's prediction: it is sure enough, or nothing better came.

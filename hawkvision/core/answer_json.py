@@ -78,7 +78,13 @@ class AnswerFields(msgspec.Struct, frozen=True):
 
     id: Annotated[str, Meta(description="Names this answer, in logs too.")]
     task: Annotated[str, Meta(description="The task that answered.")]
-    model: Annotated[str, Meta(description="The stage that computed the prediction.")]
+    model: Annotated[
+        str,
+        Meta(
+            description="The stage that computed the prediction; EDGE+DATACENTER for an ensemble of the edge's models "
+            "and those of the datacenter's that replied in time."
+        ),
+    ]
     tier: Annotated[Tier, Meta(description="Where it ran.")]
     escalated: Annotated[bool, Meta(description="Whether the image was sent to the datacenter.")]
     reason: Annotated[Reason | None, Meta(description="Why it was sent; null if it was not.")]

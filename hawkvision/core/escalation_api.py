@@ -18,7 +18,7 @@
     200 {"top_k": [{"index": 281, "confidence": 0.83}, …],     first the fields of the task's kind
          "model": "ensemble",
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
-         "score": null, "passed_over": null, "complete": true, "fingerprint": "…/int8"}
+         "score": null, "passed_over": null, "part": null, "fingerprint": "…/int8"}
 
     GET /v1/transport
     200 {"datagram": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
@@ -74,6 +74,7 @@ import math
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -81,7 +82,7 @@ from msgspec import Meta
 
 from hawkvision.core.errors import MALFORMED, BadField
 from hawkvision.core.trace_context import TraceContext
-from hawkvision.core.types import Prediction
+from hawkvision.core.types import Output, Prediction
 
 INFER_PATH: Final = "/v1/infer"
 WIRE_HEADER: Final = "X-HawkVision-Wire"
@@ -206,6 +207,15 @@ class IntermediateResult(msgspec.Struct, frozen=True):
     """See `EscalationReply.fingerprint`."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartialEnsemble:
+    """What some members of an ensemble say of an image, in the place of all."""
+
+    members: tuple[str, ...]
+    output: Output
+    """Of these together; as much of it as an ensemble with others needs (`TaskKind.pack`)."""
+
+
 class EscalationReply(msgspec.Struct, frozen=True):
     """The reply. `hawkvision.tasks.serving` writes and reads its JSON."""
 
@@ -225,13 +235,18 @@ class EscalationReply(msgspec.Struct, frozen=True):
     """Share of the image that reached the tier; the rest was concealed."""
     quality: int | None = None
     """JPEG quality at which the transport encoded the image; None if it was sent unchanged."""
-    complete: bool = True
-    """Whether all members of the stage ran, or so many that the prediction is decided
-    (`datacenter.stages.cascade_executor`). Only a progressive request has other replies."""
+    part: PartialEnsemble | None = None
+    """Set if members of the stage are missing that could change the prediction (`datacenter.stages.cascade_executor`).
+    Only a progressive request has such replies."""
     fingerprint: str | None = None
     """What computed the answer, as stated by the replicas that ran the models
     (`hawkvision.models.fingerprints.stage_fingerprint`). None for incomplete replies and for tiers that state
     nothing."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is the prediction of all members of the stage."""
+        return self.part is None
 
     @property
     def whole(self) -> bool:

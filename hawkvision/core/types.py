@@ -84,7 +84,7 @@ class DegradedReason(StrEnum):
     NO_REPLY = "no_reply"
     """The datacenter was asked and gave no usable reply in time."""
     INCOMPLETE = "incomplete"
-    """The datacenter's reply is of a part of its models, or of another stage than the best."""
+    """Only a part of the datacenter's models replied in time, or another stage than the best."""
     PARTIAL_IMAGE = "partial_image"
     """Too little of the image arrived."""
 

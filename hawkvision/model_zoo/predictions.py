@@ -92,13 +92,13 @@ class CascadePredictions:
         """What a stage's temperature is fitted on (`TaskKind.raw`), by the index of the image."""
         kind, ensemble = self.kind, self._manifest.ensemble(stage)
         if ensemble is None:
-            return self._by_index(self._view(stage, tier).upright)
+            return self._by_index(self.view(stage, tier).upright)
         together, alone = self._together(ensemble, tier)
         combined = kind.raw_of(together)
         if alone is None:
             return self._by_index(combined)
         first = self._manifest.variant(ensemble.members[0])
-        own = kind.tempered(self._view(first.name, tier).upright, first.temperature)
+        own = kind.tempered(self.view(first.name, tier).upright, first.temperature)
         return self._by_index([a if by_first else b for a, b, by_first in zip(own, combined, alone, strict=True)])
 
     def outputs(self, stage: str, tier: Tier, temperature: float) -> Mapping[int, Output]:
@@ -108,13 +108,13 @@ class CascadePredictions:
         """
         kind, ensemble = self.kind, self._manifest.ensemble(stage)
         if ensemble is None:
-            return self._by_index(kind.calibrated(self._view(stage, tier).upright, temperature))
+            return self._by_index(kind.calibrated(self.view(stage, tier).upright, temperature))
         together, alone = self._together(ensemble, tier)
         combined = kind.recalibrated(together, temperature)
         if alone is None:
             return self._by_index(combined)
         first = self._manifest.variant(ensemble.members[0])
-        own = kind.calibrated_after(self._view(first.name, tier).upright, first.temperature, temperature)
+        own = kind.calibrated_after(self.view(first.name, tier).upright, first.temperature, temperature)
         return self._by_index([a if by_first else b for a, b, by_first in zip(own, combined, alone, strict=True)])
 
     def _together(self, ensemble: Ensemble, tier: Tier) -> tuple[list[Output], NDArray[np.bool_] | None]:
@@ -143,7 +143,7 @@ class CascadePredictions:
 
         The other members of a conditional ensemble count as often as they run.
         """
-        first, *others = (self._view(v.name, tier).cost_ms for v in self._manifest.members(stage))
+        first, *others = (self.view(v.name, tier).cost_ms for v in self._manifest.members(stage))
         return self._views_of(stage) * (first + self._asked(stage, tier) * sum(others))
 
     def reused_ms(self, first: str, second: str) -> float:
@@ -154,7 +154,7 @@ class CascadePredictions:
             return 0.0  # the average of both views does not give the upright image's alone
         members = {variant.name for variant in self._manifest.members(second)}
         shared = [variant.name for variant in self._manifest.members(first) if variant.name in members]
-        return round(self._views_of(first) * sum(self._view(name, Tier.DATACENTER).cost_ms for name in shared), 3)
+        return round(self._views_of(first) * sum(self.view(name, Tier.DATACENTER).cost_ms for name in shared), 3)
 
     def _by_index(self, values: Sequence[Output]) -> dict[int, Output]:
         return dict(zip(self.chosen.tolist(), values, strict=True))
@@ -176,13 +176,14 @@ class CascadePredictions:
         ensemble = self._manifest.ensemble(stage)
         return 2 if ensemble is not None and ensemble.horizontal_flip else 1
 
-    def _view(self, member: str, tier: Tier) -> VariantViews:
+    def view(self, member: str, tier: Tier) -> VariantViews:
+        """What a variant computed where that tier runs it."""
         return self._views[VariantInput(member, self.reduced and tier is Tier.DATACENTER)]
 
     def _ensemble_views(self, ensemble: Ensemble, tier: Tier) -> Iterator[list[Output]]:
         for member in ensemble.members:
             temperature = self._manifest.variant(member).temperature
-            view = self._view(member, tier)
+            view = self.view(member, tier)
             yield self.kind.calibrated(view.upright, temperature)
             if ensemble.horizontal_flip and view.mirrored is not None:
                 yield self.kind.calibrated(view.mirrored, temperature)

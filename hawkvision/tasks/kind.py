@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from hawkvision.core.errors import BadField
 from hawkvision.core.types import Output as Output
@@ -47,6 +48,11 @@ class WireTensor(NamedTuple):
     values: Sequence[str] | Sequence[int] | Sequence[float]
 
 
+PACKED_BYTES: Final = 480
+"""Of an output on the wire: a reply with it, in base64, fits one datagram."""
+STEPS: Final = 65535
+"""Fractions on the wire are counted in this many steps."""
+_ENTRY: Final = np.dtype([("index", "<u2"), ("value", "<u2")])
 NO_TENSORS: Final[Mapping[str, TensorSpec]] = MappingProxyType({})
 
 
@@ -141,6 +147,30 @@ class TaskKind(MeasuredKind[PredictionT]):
             msgspec.ValidationError, ValueError: naming the field that is missing or malformed.
         """
         return msgspec.json.decode(reply, type=self.prediction)
+
+    def pack(self, output: Output) -> bytes:
+        """The output as the tiers send it to be combined with others, in at most `PACKED_BYTES`.
+
+        By default one number 0..1 per label, of which the largest are sent, as index and value in 16 bits each. Kinds
+        with other outputs override it.
+        """
+        best = np.argsort(-output, kind="stable")[: PACKED_BYTES // _ENTRY.itemsize]
+        entries = np.zeros(len(best), _ENTRY)
+        entries["index"], entries["value"] = best, np.rint(output[best] * STEPS)
+        return entries.tobytes()
+
+    def unpack(self, packed: bytes) -> Output:
+        """The inverse of `pack`; what was not sent is 0.
+
+        Raises:
+            ValueError: saying what was expected.
+        """
+        entries = np.frombuffer(packed, _ENTRY)
+        if not len(entries) or (entries["index"] >= len(self.labels)).any():
+            raise ValueError(f"output: expected indices from 0 to {len(self.labels) - 1}")
+        output = np.zeros(len(self.labels), np.float32)
+        output[entries["index"]] = entries["value"] / np.float32(STEPS)
+        return output
 
     def encode_compared(self, prediction: PredictionT) -> dict[str, Any]:
         """The fields of a prediction that is only compared with another one; `decode_compared` reads them."""

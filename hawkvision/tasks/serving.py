@@ -5,17 +5,24 @@ The JSON of a reply to an escalation has the fields of the task's kind, then tho
     {"top_k": [{"index": 281, …}, …], "model": "ensemble", …, "passed_over": {"index": 282, "score": 0.41, …}}
       the kind's                      of all kinds                            the kind's    of all kinds
 
-Here the kind is classification.
+Here the kind is classification. A reply of some members has no fields of the kind: `part` has their output instead,
+which the edge can combine with its own (`hawkvision.tasks.last_answer`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from hawkvision.core.errors import BackendError
-from hawkvision.core.escalation_api import EscalationReply, EscalationTiming, IntermediateResult
+from hawkvision.core.escalation_api import (
+    EscalationReply,
+    EscalationRequest,
+    EscalationTiming,
+    IntermediateResult,
+    PartialEnsemble,
+)
 from hawkvision.models.manifest import Variant
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind, Tensors
@@ -54,6 +61,11 @@ class _PassedOver(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
 
 
+class _Part(msgspec.Struct, frozen=True):
+    members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    output: bytes
+
+
 class _Reply(msgspec.Struct, frozen=True):
     """See `EscalationReply`."""
 
@@ -64,7 +76,7 @@ class _Reply(msgspec.Struct, frozen=True):
     passed_over: msgspec.Raw = _NULL
     received_fraction: float = 1.0
     quality: int | None = None
-    complete: bool = True
+    part: _Part | None = None
     fingerprint: str | None = None
 
 
@@ -77,10 +89,10 @@ _decode_passed_over = msgspec.json.Decoder(_PassedOver).decode
 
 def encode_reply(kind: TaskKind[Any], reply: EscalationReply) -> bytes:
     """The JSON object of a reply."""
-    over = reply.passed_over
+    over, part = reply.passed_over, reply.part
     return msgspec.json.encode(
         {
-            **kind.encode_reply(reply.prediction),
+            **(kind.encode_reply(reply.prediction) if part is None else {}),
             "model": reply.model,
             "timing_ms": reply.timing_ms,
             "batch_size": reply.batch_size,
@@ -88,14 +100,16 @@ def encode_reply(kind: TaskKind[Any], reply: EscalationReply) -> bytes:
             "passed_over": None if over is None else _passed_over(kind, over),
             "received_fraction": reply.received_fraction,
             "quality": reply.quality,
-            "complete": reply.complete,
+            "part": None if part is None else _Part(part.members, kind.pack(part.output)),
             "fingerprint": reply.fingerprint,
         }
     )
 
 
-def decode_reply(kind: TaskKind[Any], data: bytes) -> EscalationReply:
+def decode_reply(kind: TaskKind[Any], data: bytes, limit: int = EscalationRequest().top_k) -> EscalationReply:
     """The reply in a JSON object; unknown fields, from later tiers, are ignored.
+
+    `limit` is that of `TaskKind.predict` for a reply of some members.
 
     Raises:
         msgspec.DecodeError, ValueError: naming the field that is missing, malformed or not the kind's.
@@ -104,8 +118,9 @@ def decode_reply(kind: TaskKind[Any], data: bytes) -> EscalationReply:
     if (raw := bytes(found.passed_over)) != b"null":
         common = _decode_passed_over(raw)
         over = IntermediateResult(kind.decode_compared(raw), common.score, common.fingerprint)
+    part = None if found.part is None else PartialEnsemble(found.part.members, kind.unpack(found.part.output))
     return EscalationReply(
-        kind.decode_reply(data),
+        kind.decode_reply(data) if part is None else kind.predict(part.output, limit),
         found.model,
         found.timing_ms,
         found.batch_size,
@@ -113,7 +128,7 @@ def decode_reply(kind: TaskKind[Any], data: bytes) -> EscalationReply:
         over,
         found.received_fraction,
         found.quality,
-        found.complete,
+        part,
         found.fingerprint,
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from hawkvision.core.errors import Overloaded
@@ -25,12 +26,13 @@ from hawkvision.core.escalation_api import (
     EscalationTiming,
     IntermediateResult,
     ListedStage,
+    PartialEnsemble,
     StageList,
     Transports,
     parse_escalation_datagram,
     parse_escalation_headers,
 )
-from hawkvision.core.types import Prediction
+from hawkvision.core.types import Output, Prediction
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.serving import encode_reply
 from hawkvision.transport.coding.image_coding import Expired, Partial
@@ -84,6 +86,12 @@ class Peer:
     intermediate_score: float = 0.5
     parts: list[int] = field(default_factory=list)
     """Of a progressive request, what is said at once, before the answer: the classes of incomplete ones."""
+    part_members: tuple[str, ...] = ("large_a",)
+    """The members whose answers these are."""
+    part_output: Output | None = None
+    """What they computed, in place of a probability of 0.5 for the class."""
+    part_fraction: float = 1.0
+    """The share of the image that they had."""
     breaks_off: bool = False
     """Whether the connection ends after the parts, or over datagrams the last of them is the answer."""
     knows_intermediate: bool = True
@@ -125,8 +133,7 @@ class Peer:
         await response.prepare(request)
         answer = self.reply(parse_escalation_headers(request.headers))
         for index in self.parts:
-            part = msgspec.structs.replace(answer, prediction=predicted((index, 0.5)), complete=False)
-            await response.write(write_reply(part) + b"\n")
+            await response.write(encode_reply(self.kind, self.part(answer, index)) + b"\n")
         if self.breaks_off and request.transport is not None:
             request.transport.close()
         await asyncio.sleep(self.delay_s)
@@ -142,10 +149,7 @@ class Peer:
         arrived = incoming.arrived
         assert not isinstance(arrived, Expired)
         self.datagrams.append((asked, arrived.body))
-        so_far = [
-            msgspec.structs.replace(self.reply(asked), prediction=predicted((index, 0.5)), complete=False)
-            for index in (self.parts if asked.progressive else ())
-        ]
+        so_far = [self.part(self.reply(asked), index) for index in (self.parts if asked.progressive else ())]
         for part in so_far:
             incoming.send_interim(write_reply(part))
         await asyncio.sleep(self.delay_s)
@@ -155,6 +159,15 @@ class Peer:
         reply = so_far[-1] if so_far and self.breaks_off else self.reply(asked)
         reply = msgspec.structs.replace(reply, received_fraction=fraction, quality=arrived.quality)
         return Status.OK, b"<html>" if self.garbage else write_reply(reply)
+
+    def part(self, answer: EscalationReply, index: int) -> EscalationReply:
+        """An incomplete reply; a class that does not exist makes it malformed."""
+        output = self.part_output
+        if output is None:
+            output = np.zeros(max(len(TEN.labels), index + 1), np.float32)
+            output[index] = 0.5
+        part = PartialEnsemble(self.part_members, output)
+        return msgspec.structs.replace(answer, part=part, received_fraction=self.part_fraction)
 
     def reply(self, asked: EscalationRequest) -> EscalationReply:
         differs = self.differing > 0.0 and self.draws.random() < self.differing

@@ -29,6 +29,7 @@ from hawkvision.core.escalation_api import (
     EscalationRequest,
     EscalationTiming,
     IntermediateResult,
+    PartialEnsemble,
     StageList,
 )
 from hawkvision.core.logs import bind_request
@@ -390,7 +391,7 @@ def reply_of(
         batch_size=max(answer.batch_size for result in results for answer in result.answers),
         score=None if intermediate is None else final.score(intermediate.score),
         passed_over=None if intermediate is None or len(results) == 1 else _passed_over(results, intermediate.score),
-        complete=final.decided,
+        part=None if final.decided else PartialEnsemble(tuple(final.members or results[0].members), final.output),
         fingerprint=_fingerprint(final, results),
     )
 

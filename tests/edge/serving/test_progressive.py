@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import numpy as np
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.streams import StreamReader
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 
 from edge.escalation.client import DatacenterClient
 from edge.escalation.http_transport import read_lines
-from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, OnMiss, Quality, Tier
+from hawkvision.core.types import (
+    AccuracyStatus,
+    Answer,
+    DegradedReason,
+    MaxAccuracyDrop,
+    OnMiss,
+    Quality,
+    StatusReason,
+    Tier,
+)
 from tests.edge.bench import UNSURE, Bench, bench, misses, run
 from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.waiting import until
@@ -33,9 +43,11 @@ def counted(it: Bench) -> tuple[float, float]:
     return it.counted("incomplete_answers_total"), it.counted("degraded_total")
 
 
-def asked(large: Peer, deadline_ms: float = DEADLINE_MS, on_miss: OnMiss = OnMiss.DEGRADE) -> Answer:
+def asked(
+    large: Peer, deadline_ms: float = DEADLINE_MS, on_miss: OnMiss = OnMiss.DEGRADE, lead: float = UNSURE
+) -> Answer:
     async def scenario() -> Answer:
-        async with bench(large, UNSURE) as it:
+        async with bench(large, lead) as it:
             return await it.ask(target=MaxAccuracyDrop(0.01), deadline_ms=deadline_ms, on_miss=on_miss)
 
     return run(scenario)
@@ -51,9 +63,46 @@ def slow(large: Peer) -> Peer:
 
 def test_the_latest_part_is_the_answer_where_the_whole_is_late(slow: Peer) -> None:
     answer = asked(slow)
-    assert (answer.tier, answer.index, answer.model) == (Tier.DATACENTER, PART_CLASS, slow.model)
-    assert (answer.degraded, answer.escalated) == (True, True)
-    assert answer.accuracy.status is not AccuracyStatus.CERTIFIED
+    assert (answer.tier, answer.index, answer.model) == (Tier.DATACENTER, PART_CLASS, f"small+{slow.model}")
+    assert (answer.degraded, answer.degraded_reason, answer.escalated) == (True, DegradedReason.INCOMPLETE, True)
+    guarantee = answer.accuracy
+    assert (guarantee.status, guarantee.status_reason) == (AccuracyStatus.BEST_EFFORT, StatusReason.DEGRADED)
+    assert answer.confidence == pytest.approx((0.1 + 0.5) / 2, abs=1e-4)  # of ten classes, the edge knows nothing
+
+
+def test_a_part_that_is_less_sure_than_the_edge_does_not_change_its_class(slow: Peer) -> None:
+    slow.part_output = np.eye(10, dtype=np.float32)[PART_CLASS] * np.float32(0.2)
+    answer = asked(slow, lead=1.5)  # of class 3, a third
+    assert (answer.index, answer.model, answer.degraded) == (3, "small+large", True)
+
+
+def test_a_model_of_both_tiers_counts_once(slow: Peer) -> None:
+    slow.part_members = ("small", "large_a")
+    answer = asked(slow, lead=1.5)
+    assert (answer.index, answer.model) == (PART_CLASS, "large")
+    assert answer.confidence == pytest.approx(0.5, abs=1e-4)
+
+
+def test_a_model_of_both_tiers_that_had_less_of_the_image_counts_for_nothing(slow: Peer) -> None:
+    slow.part_members, slow.part_fraction = ("small",), 0.5
+    answer = asked(slow, lead=1.5)
+    assert (answer.tier, answer.model, answer.index) == (Tier.EDGE, "small", 3)
+    assert (answer.escalated, answer.degraded_reason) == (True, DegradedReason.NO_REPLY)
+
+
+@pytest.mark.parametrize(("edge_runs", "model"), [(True, "small+large"), (False, "large")])
+def test_the_edge_is_part_of_the_last_answer_if_it_has_run_by_then(slow: Peer, edge_runs: bool, model: str) -> None:
+    async def scenario() -> Answer:
+        async with bench(slow, UNSURE) as it:
+            if not edge_runs:
+                it.backend.gate.clear()
+            try:
+                return await it.ask(target=Quality.BEST, deadline_ms=DEADLINE_MS)
+            finally:
+                it.backend.gate.set()
+
+    answer = run(scenario)
+    assert (answer.index, answer.model, answer.degraded) == (PART_CLASS, model, True)
 
 
 def test_the_whole_is_the_answer_where_it_is_in_time(large: Peer) -> None:
@@ -85,7 +134,7 @@ def test_a_connection_that_breaks_after_a_part_leaves_the_part(large: Peer) -> N
 
 
 def test_a_part_that_cannot_be_counts_for_nothing(slow: Peer) -> None:
-    slow.parts = [1_000_000]
+    slow.parts = [5_000]
     answer = asked(slow)
     assert (answer.tier, answer.degraded) == (Tier.EDGE, True)
 

@@ -45,12 +45,12 @@ ALL = pytest.mark.parametrize("name", KINDS)
 
 def test_a_class_that_was_passed_over_has_the_bytes_of_release_0_2() -> None:
     over = IntermediateResult(predicted((7, 0.5), (3, 0.25)), 0.5, "ab/int8")
-    reply = EscalationReply(predicted((3, 0.75)), "ensemble", TIMING, 1, 0.75, over, 0.5, 80, False, "cd/int8")
+    reply = EscalationReply(predicted((3, 0.75)), "ensemble", TIMING, 1, 0.75, over, 0.5, 80, None, "cd/int8")
     assert encode_reply(classes(10), reply) == (
         b'{"top_k":[{"index":3,"confidence":0.75}],"model":"ensemble",'
         b'"timing_ms":{"decode":1.5,"queue":0.25,"infer":30.0,"total":32.0,"first":12.5},"batch_size":1,"score":0.75,'
         b'"passed_over":{"index":7,"score":0.5,"fingerprint":"ab/int8"},"received_fraction":0.5,"quality":80,'
-        b'"complete":false,"fingerprint":"cd/int8"}'
+        b'"part":null,"fingerprint":"cd/int8"}'
     )
 
 
@@ -58,7 +58,7 @@ def test_a_class_that_was_passed_over_has_the_bytes_of_release_0_2() -> None:
 def test_a_reply_is_read_as_it_was_written(name: str) -> None:
     kind, prediction, over = KINDS[name]
     reply = EscalationReply(
-        prediction, "ensemble", TIMING, 2, 0.75, IntermediateResult(over, 0.5, "ab/int8"), 0.5, 80, False, "cd/int8"
+        prediction, "ensemble", TIMING, 2, 0.75, IntermediateResult(over, 0.5, "ab/int8"), 0.5, 80, None, "cd/int8"
     )
     assert decode_reply(kind, encode_reply(kind, reply)) == reply
 
