@@ -228,6 +228,7 @@ def make_context(
         executor=executor,
         datacenter=datacenter,
         datacenter_timeout_s=DATACENTER_TIMEOUT_S,
+        uplink_metered=config.uplink_metered,
         guarantees=guarantees,
         auditor=auditor,
     )

@@ -11,7 +11,7 @@ fault that the datacenter finds in the image. Every reply is checked before it i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -77,6 +77,7 @@ class DatacenterClient:
         self._selector = TransportSelector(
             http, ingress.api_key, transport, clock, self._switched, self._probed, metrics, congestion
         )
+        self.min_on_time_probability = min_on_time_probability
         carriers: tuple[EscalationTransport | None, ...] = (http, self._selector.datagram)
         for carrier in carriers:
             if carrier is not None:
@@ -169,6 +170,15 @@ class DatacenterClient:
     def admits(self, within_ms: float) -> bool:
         """Whether the circuit breaker lets a request through that must be answered within that time."""
         return self._exchanges.key_refused is None and self._breaker.admits(within_ms, self._clock.now())
+
+    def gain(self, within_ms: float, later_ms: Sequence[float]) -> float:
+        """How much likelier a reply in time is if an image leaves now than if it leaves later (`ResponseTimes.gain`).
+
+        0 where nothing should be sent that may not be needed: a link that is doubted or full, an overloaded datacenter.
+        """
+        if self.overloaded or not self.idle:
+            return 0.0
+        return self._breaker.times.gain(within_ms, later_ms, self._clock.now())
 
     def fits_lossless(self, body: bytes, deadline_s: float, *, strict: bool = False) -> bool:
         """Whether an image travels unchanged without `lossless`; see `DatagramLink.fits_lossless`."""

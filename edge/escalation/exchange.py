@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -113,6 +114,9 @@ class Exchanges:
             if escalation.interim is None:
                 raise
             return escalation.interim
+        except asyncio.CancelledError:
+            times.cancelled(sent, self._clock.now())
+            raise
         else:
             if answer.reply.complete:
                 self._record_mean(carrier, answer)

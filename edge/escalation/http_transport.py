@@ -45,7 +45,7 @@ MAX_REPLY_BYTES: Final = 1024 * 1024
 LISTING_TIMEOUT_S: Final = 5.0
 KEY_REFUSED: Final = (Unauthorized.status, Forbidden.status)
 DRAIN_S: Final = 2.0
-"""How long an abandoned exchange continues so that its connection stays open; see `HttpTransport.send`."""
+"""How long a late exchange continues so that its connection stays open; see `HttpTransport.send`."""
 DRAIN_BYTES: Final = 1024 * 1024
 """Largest image whose abandoned exchange may continue: the node's memory budget no longer counts it."""
 
@@ -145,10 +145,11 @@ class HttpTransport:
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`; the image's bytes always travel unchanged.
 
-        When a reply misses its deadline or its caller leaves, the exchange continues in the background (`_let_drain`).
-        Cancelling it would close the connection; the next image would then wait for a new connection, be late because
-        of that, and close its connection too. The datacenter does not notice that the caller has left, and works until
-        the deadline that travels with the image.
+        When a reply misses its deadline, the exchange continues in the background (`_let_drain`): the datacenter drops
+        what is late by itself. Closing the connection would make the next image wait for a new one, be late because of
+        that, and close its connection too.
+
+        Cancellation closes the connection, and the datacenter drops the image: its reply is not wanted any more.
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
@@ -162,13 +163,14 @@ class HttpTransport:
         exchange.add_done_callback(self._ended)
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
-        finally:
-            if not exchange.done():  # late, or the caller is gone
-                if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
-                    self._let_drain(exchange)
-                else:
-                    exchange.cancel()
+        except asyncio.CancelledError:
+            exchange.cancel()
+            raise
         if not done:
+            if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
+                self._let_drain(exchange)
+            else:
+                exchange.cancel()
             raise ReplyLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
         if exchange.cancelled():
             raise TransportBroken(f"{self.url}: the connections were closed at this end")

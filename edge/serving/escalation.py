@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from edge.escalation.background import WaitAbandoned
 from edge.escalation.reply_validation import Escalated
@@ -23,7 +23,9 @@ from hawkvision.servers.bodies import CallerGone
 
 log = logging.getLogger("hawkvision.edge")
 
-MIN_TIMEOUT_S = 0.001
+UNSCORED: Final = (Reason.EDGE_BUSY, Reason.EDGE_SLOW)
+"""Reasons of images that leave before the edge has scored them; the intermediate stage is certified for others only."""
+MIN_TIMEOUT_S: Final = 0.001
 """An escalation whose cutoff passed while the image was made smaller is still sent, and waited for this long."""
 
 
@@ -61,10 +63,11 @@ async def escalate(
     wanted_ms = None if asking.promised is None else (asking.promised - clock.now()) * 1e3
     strict = on_miss is OnMiss.FAIL  # then no other answer will do
     lossless = wanted_ms is None or datacenter.fits_lossless(body, timeout_s, strict=strict)
-    offer = _intermediate(context, image, edge) if lossless and reason is not Reason.EDGE_BUSY else None
+    offer = _intermediate(context, image, edge) if lossless and reason not in UNSCORED else None
     request = _request(context, image, offer, wanted_ms, reference)
-    # An edge answer that is ready serves a caller who takes it better than waiting for an unlikely reply.
-    wait_full_deadline = edge is None or cutoff is None or on_miss is not OnMiss.DEGRADE
+    # An edge answer that is ready, or soon, serves a caller who takes it better than waiting for an unlikely reply.
+    ready = edge is not None or reason is Reason.EDGE_SLOW
+    wait_full_deadline = not ready or cutoff is None or on_miss is not OnMiss.DEGRADE
     escalation = Escalation(body, request, asking.trace.child(), timeout_s, lossless)
     reply = datacenter.infer(escalation, wait_full_deadline=wait_full_deadline)
     try:
@@ -85,7 +88,7 @@ def probe_in_background(
     async def copied() -> Escalation:
         body = await datacenter.prepare_image(asking.body, asking.header)
         lossless = datacenter.fits_lossless(body, timeout_s)
-        offer = _intermediate(context, image, edge) if lossless and reason is not Reason.EDGE_BUSY else None
+        offer = _intermediate(context, image, edge) if lossless and reason not in UNSCORED else None
         request = _request(context, image, offer, timeout_s * 1e3)
         return Escalation(body, request, asking.trace.child(), timeout_s, lossless, probe=True)
 

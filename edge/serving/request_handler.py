@@ -2,7 +2,9 @@
 
     answer ─┬─ cascade ──────► edge stage ─ decide ─┬─ accept ─────────────────────────────► edge answer
             │                                       └─ escalate ─┬─ reply ─────────────────► datacenter answer
-            └─ run_reference ────────────────────────────────────┴─ late, failed, unlikely ► edge answer, degraded
+            ├─ run_reference ────────────────────────────────────┴─ late, failed, unlikely ► edge answer, degraded
+            └─ both tiers at once ─┬─ accept, or reply: the first of them ─────────────────► that answer
+                                   └─ neither ─────────────────────────────────────────────► edge answer, degraded
 
 `hawkvision.cascade.policy` decides. This module carries the decision out, with its timers and fallbacks.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from edge.escalation.reply_validation import Escalated
@@ -38,6 +40,11 @@ from hawkvision.servers.bodies import CallerGone
 log = logging.getLogger("hawkvision.edge")
 
 
+def _found(running: asyncio.Future[EdgePrediction] | None) -> EdgePrediction | None:
+    """What the edge stage has found; None if it still runs or has failed."""
+    return running.result() if running is not None and running.done() and running.exception() is None else None
+
+
 class RequestHandler:
     """HawkVision's own way to answer an image."""
 
@@ -60,9 +67,12 @@ class RequestHandler:
         return self.run_reference() if self.image.route.direct else self.cascade()
 
     async def cascade(self) -> Answer:
-        """Run the edge stage first; escalate if it is not sure enough for the target."""
+        """Run the edge stage first, and escalate if it is not sure enough for the target; or both at once."""
         if self._edge_too_busy():
-            return await self._reference_with_standby(Reason.EDGE_BUSY, self.cutoff)
+            return await self._both_tiers(Reason.EDGE_BUSY, self.cutoff)
+        if self._edge_too_slow():
+            late_wanted = self.image.request.asked.on_miss is OnMiss.WAIT
+            return await self._both_tiers(Reason.EDGE_SLOW, None if late_wanted else self.cutoff)
         edge = await self.run_edge()
         decision = self._decide(edge)
         match decision:
@@ -105,7 +115,7 @@ class RequestHandler:
                     raise self.missed()
                 return self.finish_at_edge(await self.run_edge())
             case Escalate(reason, cutoff):
-                return await self._reference_with_standby(reason, cutoff)
+                return await self._both_tiers(reason, cutoff)
 
     async def run_edge(self) -> EdgePrediction:
         """The edge stage's prediction. A conditional ensemble is truncated where a full one would miss the deadline.
@@ -137,15 +147,14 @@ class RequestHandler:
     ) -> Escalated | None:
         """The datacenter's reply, which is reported; see `edge.serving.escalation.escalate`.
 
-        It is compared with `edge`, or with what the standby has found meanwhile; a reply of some members becomes the
-        answer of both together. None if the edge's is all that counts.
+        It is compared with `edge`, or with what the edge stage that runs meanwhile has found; a reply of some members
+        becomes the answer of both together. None if the edge's is all that counts.
         """
         self.begun = True
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
         if escalated is None:
             return None
-        if standby is not None and standby.done() and standby.exception() is None:
-            edge = standby.result()
+        edge = edge or _found(standby)
         report_reply(self.context, self.image, escalated.reply, edge)
         return escalated if edge is None else with_edge(self.image, escalated, edge)
 
@@ -195,11 +204,7 @@ class RequestHandler:
                 raise self._unanswered(edge)
             return self.finish_at_edge(edge)
         try:
-            escalated = await self.escalate(reason, cutoff, edge)
-        except RequestError as error:
-            # The edge could read this image, so the caller need not hear that the datacenter could not.
-            log.warning("the datacenter refused an image that the edge can read: %s", error)
-            escalated = None
+            escalated = await self._unless_refused(self.escalate(reason, cutoff, edge))
         except CallerGone:
             report_scored(context, image, edge)
             raise
@@ -207,27 +212,48 @@ class RequestHandler:
             return self.finish_at_edge(edge, reason)
         return datacenter_answer(context, image, escalated, reason, edge)
 
-    async def _reference_with_standby(self, reason: Reason, cutoff: Deadline | None) -> Answer:
-        """Ask the datacenter until the cutoff. The edge stage runs meanwhile, in case of no reply."""
-        if self.image.request.asked.on_miss is OnMiss.FAIL:
+    async def _both_tiers(self, reason: Reason, cutoff: Deadline | None) -> Answer:
+        """Ask the datacenter until the cutoff while the edge stage runs: the first answer that meets the target.
+
+        A confident edge cancels the escalation. If the datacenter does not reply, the edge answers.
+        """
+        image = self.image
+        if image.route.direct and image.request.asked.on_miss is OnMiss.FAIL:  # the edge's answer is of no use
             escalated = await self.escalate(reason, cutoff)
             if escalated is None:
                 raise self.missed()
-            return datacenter_answer(self.context, self.image, escalated, reason, None)
-        standby = asyncio.ensure_future(self.run_edge())
+            return datacenter_answer(self.context, image, escalated, reason, None)
+        running = asyncio.ensure_future(self.run_edge())
+        asking = asyncio.ensure_future(self._unless_refused(self.escalate(reason, cutoff, standby=running)))
         try:
-            escalated = await self.escalate(reason, cutoff, standby=standby)
+            await asyncio.wait((running, asking), return_when=asyncio.FIRST_COMPLETED)
+            edge = _found(running)
+            if not asking.done() and edge is not None:
+                if self._decide(edge) == Accept():
+                    self.context.metrics.escalations_cancelled.labels(self.context.task).inc()
+                    return self.finish_at_edge(edge, reason)
+                reason = Reason.LOW_CONFIDENCE if reason is Reason.EDGE_SLOW else reason
+            escalated = await asking
             if escalated is not None:
-                return datacenter_answer(self.context, self.image, escalated, reason, None)
+                return datacenter_answer(self.context, image, escalated, reason, _found(running))
             try:
-                edge = await standby
+                edge = await running
             except Overloaded:  # that was so when it was asked
                 edge = await self.run_edge()
             return self.finish_at_edge(edge, reason)
         finally:
-            standby.cancel()
-            # Retrieve what it raised, so that nothing is logged as never retrieved.
-            await asyncio.gather(standby, return_exceptions=True)
+            running.cancel()
+            asking.cancel()
+            # Retrieve what they raised, so that nothing is logged as never retrieved.
+            await asyncio.gather(running, asking, return_exceptions=True)
+
+    async def _unless_refused(self, asking: Awaitable[Escalated | None]) -> Escalated | None:
+        """The reply; None if the datacenter cannot read the image: the edge says whether it can."""
+        try:
+            return await asking
+        except RequestError as error:
+            log.warning("the datacenter refused an image: %s", error)
+            return None
 
     def _unanswered(self, edge: EdgePrediction) -> DeadlineMissed:
         """The error of `on_miss=fail` for an image that the edge scored; the score is reported."""
@@ -246,6 +272,24 @@ class RequestHandler:
             on_miss=image.request.asked.on_miss,
             suspended=image.suspended,
         )
+
+    def _edge_too_slow(self) -> bool:
+        """Whether edge first and then the datacenter would probably be late where both at once would not.
+
+        That is so if asking at once makes an answer as routed in time more likely by `min_on_time_probability` at
+        least. Never for targets whose images the edge nearly always accepts, nor on a metered link.
+        """
+        context, image, datacenter = self.context, self.image, self.context.datacenter
+        deadline = image.request.deadline
+        if datacenter is None or context.uplink_metered or deadline is None:
+            return False
+        escalated, least = 1.0 if image.suspended else image.route.escalation, datacenter.min_on_time_probability
+        delays_ms = context.executor.recent_ms()
+        if escalated < least or not delays_ms or not datacenter.up:
+            return False
+        left_ms, most_ms = cutoff_before(deadline).remaining_ms(context.clock.now()), context.datacenter_timeout_s * 1e3
+        later_ms = [min(left_ms - ms, most_ms) for ms in delays_ms]
+        return escalated * datacenter.gain(min(left_ms, most_ms), later_ms) >= least
 
     def _edge_too_busy(self) -> bool:
         """Whether the edge has no time for the image and the datacenter has; never where the edge alone may answer."""

@@ -192,6 +192,9 @@ class EdgeMetrics:
         self.escalations_abandoned = self._counter(
             "escalations_abandoned", "Escalation failures whose wait ended before the deadline", "task"
         )
+        self.escalations_cancelled = self._counter(
+            "escalations_cancelled", "Escalations that a confident edge stage made needless while they ran", "task"
+        )
         self.datacenter_up = self._gauge("datacenter_up", "Whether the last escalation or probe succeeded", "task")
         self.datacenter_doubted = self._gauge(
             "datacenter_doubted", "Whether replies were late so often that few requests wait for them", "task"

@@ -69,6 +69,7 @@ class Reason(StrEnum):
     TARGET = "target"
     SUSPENDED = "suspended"
     EDGE_BUSY = "edge_busy"
+    EDGE_SLOW = "edge_slow"
     TRIAL = "trial"
 
 

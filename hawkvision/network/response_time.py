@@ -10,6 +10,7 @@ that was given up after at least D / 2.
                      way that have waited for D / 2; K weighs the earlier runs of three or more: outages
      3  survival     S(t) = product over answered x_i <= t of 1 - w_i / (sum of w_j, x_j >= x_i), outages and M left out
                                                                                                   (Kaplan-Meier)
+                     a request that was cancelled after x_i counts here alone, as censored
      4  on time, up  p(D | t) = (N (1 - S(D) / S(t)) + a + 1/2) / n,   n = N + a + 1,   N = sum of w_i with x_i > t
      5  unchanged    L = product over M, j = 0, 1, ... of 1 - p(min(x_j, D) | 0) n / (n + j),
                      q = L / (L + h),   h = 1 / (s + a)
@@ -34,7 +35,7 @@ import itertools
 import math
 from bisect import bisect_right, insort
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 GAIN: Final = 1 / 32
 """g: the newest observation has at most this share of all weight, so about 63 of them count."""
@@ -68,7 +69,9 @@ class _Observation(NamedTuple):
     at: float
     ms: float
     answered: bool
-    probe: bool
+    probe: bool = False
+    cancelled: bool = False
+    """Whether the caller withdrew it, which says nothing about when the reply would have come."""
 
 
 class OutstandingRequest(NamedTuple):
@@ -89,23 +92,32 @@ class ResponseTimes:
         self._under_way: dict[int, float] = {}
         """When each was sent. The caller bounds their number."""
         self._numbers = itertools.count()
+        self._bound_ms: float | None = None
+        """See `bound_ms`; None before the first reply, and until it is computed again."""
 
     def sent(self, now: float) -> OutstandingRequest:
-        """Record a sent request; `answered`, `given_up` or `dropped` must follow."""
+        """Record a sent request; `answered`, `given_up`, `cancelled` or `dropped` must follow."""
         request = OutstandingRequest(next(self._numbers), now)
         self._under_way[request.number] = now
         return request
 
     def answered(self, request: OutstandingRequest, ms: float, now: float) -> None:
         """Record a reply after `ms`, on time or not."""
-        self._add(_Observation(request.sent, now, ms, answered=True, probe=False), request)
+        self._add(_Observation(request.sent, now, ms, answered=True), request)
 
     def given_up(self, request: OutstandingRequest, ms: float, now: float, *, probe: bool = False) -> None:
         """Record that no reply had come after `ms`."""
         self._add(_Observation(request.sent, now, ms, answered=False, probe=probe), request)
 
+    def cancelled(self, request: OutstandingRequest, now: float) -> None:
+        """Record that the request was withdrawn before its reply; nothing if it has ended."""
+        if request.number in self._under_way:
+            ms = (now - request.sent) * 1e3
+            self._add(_Observation(request.sent, now, ms, answered=False, cancelled=True), request)
+
     def _add(self, observation: _Observation, request: OutstandingRequest) -> None:
         self.dropped(request)
+        self._bound_ms = None
         insort(self._observations, observation)
         latest = self._observations[-PROBES - 1 :]
         if len(latest) > PROBES and all(each.probe for each in latest):
@@ -120,10 +132,22 @@ class ResponseTimes:
     def forget(self) -> None:
         """Discard all observations, because the link has changed."""
         self._observations.clear()
+        self._bound_ms = None
 
     def on_time(self, within_ms: float, now: float) -> float:
         """P(reply within `within_ms` of sending a request now)."""
         return self._estimate(within_ms, now).probability
+
+    def gain(self, within_ms: float, later_ms: Sequence[float], now: float) -> float:
+        """P(reply within `within_ms`), less the mean for what would remain if the request left later (one or more).
+
+        0 without an estimate, if usual replies are in time with the least of them.
+        """
+        bound_ms = self.bound_ms()
+        if bound_ms is not None and bound_ms <= min(later_ms):
+            return 0.0
+        later = sum(self.on_time(ms, now) for ms in later_ms if ms > 0.0) / len(later_ms)
+        return self.on_time(within_ms, now) - later
 
     def worth_ms(self, within_ms: float, now: float) -> float:
         """The wait cutoff for a reply within `within_ms`: all of that, part of it, or 0."""
@@ -131,41 +155,46 @@ class ResponseTimes:
 
     def bound_ms(self) -> float | None:
         """The timeout of RFC 6298 over all observations; None before the first reply."""
-        mean_ms = self.mean_ms
-        if mean_ms is None:
-            return None
-        return mean_ms + TIMEOUT_DEVIATIONS * _recent_mean([abs(each.ms - mean_ms) for each in self._observations])
+        mean_ms = self.mean_ms if self._bound_ms is None else None
+        if mean_ms is not None:
+            deviations = [abs(each.ms - mean_ms) for each in self._observations if not each.cancelled]
+            self._bound_ms = mean_ms + TIMEOUT_DEVIATIONS * _recent_mean(deviations)
+        return self._bound_ms
 
     @property
     def mean_ms(self) -> float | None:
         """Mean round trip, with the waited time of abandoned requests; None before the first reply."""
         if not any(each.answered for each in self._observations):
             return None
-        return _recent_mean([each.ms for each in self._observations])
+        return _recent_mean([each.ms for each in self._observations if not each.cancelled])
 
     def _estimate(self, within_ms: float, now: float) -> _Estimate:
         """One pass over the observations, latest request first."""
         found = _Estimate(within_ms)
-        up, misses = found.up, list[tuple[float, bool, float]]()
+        up, misses = found.up, list[_Weighted]()
         known_ms = within_ms / BACK_OFF
         rank_weight, last = 1.0, -math.inf
-        for sent, at, ms, answered, _ in reversed(self._observations):
+        for sent, at, ms, answered, _, cancelled in reversed(self._observations):
             age_weight = 0.5 ** ((now - at) / HALF_LIFE_S)
             weight = rank_weight * age_weight
             rank_weight *= 1.0 - GAIN
+            if cancelled:
+                up.append((ms, False, weight, 0.0))
+                continue
             if answered and ms <= within_ms:
                 if last == -math.inf:
                     last = sent
                 found.end_run(misses)
                 found.on_time += weight
-                up.append((ms, True, weight))
+                up.append((ms, True, weight, weight))
                 continue
-            if answered or ms >= known_ms:
+            known = answered or ms >= known_ms
+            if known:
                 found.missed += weight
             if last == -math.inf:
                 found.run.append((ms, age_weight))
             else:
-                misses.append((ms, answered, weight))
+                misses.append((ms, answered, weight, weight if known else 0.0))
         found.end_run(misses)
         found.end([(now - sent) * 1e3 for sent in self._under_way.values() if sent > last], unknown=last == -math.inf)
         return found
@@ -177,6 +206,10 @@ def _recent_mean(values: Sequence[float]) -> float:
     return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
+_Weighted: TypeAlias = tuple[float, bool, float, float]
+"""Duration, whether answered, weight, and what of the weight counts in N while x_i > t."""
+
+
 class _Estimate:
     """P(T <= D | T > t) for one D."""
 
@@ -184,14 +217,14 @@ class _Estimate:
         self._within_ms = within_ms
         self.run: list[tuple[float, float]] = []
         """M: waited times, and weights by age."""
-        self.up: list[tuple[float, bool, float]] = []
-        """Observations outside M and outages: duration, whether answered, and weight."""
+        self.up: list[_Weighted] = []
+        """Observations outside M and outages."""
         self.outages = 0.0
         """K."""
         self.on_time = self.missed = 0.0
         """s and f."""
 
-    def end_run(self, misses: list[tuple[float, bool, float]]) -> None:
+    def end_run(self, misses: list[_Weighted]) -> None:
         """End a run of misses (newest first) at a reply on time."""
         if len(misses) >= OUTAGE:
             self.outages += misses[0][2]
@@ -206,15 +239,13 @@ class _Estimate:
         self._survival = [1.0]
         """S just after each of `up`, and first S(0)."""
         known_ms, survival = within_ms / BACK_OFF, 1.0
-        self._known = on_time = 0.0
-        at_risk = sum(weight for _, _, weight in up)
-        for ms, answered, weight in up:
+        on_time = 0.0
+        self._known = sum(counts for _, _, _, counts in up)
+        at_risk = sum(weight for _, _, weight, _ in up)
+        for ms, answered, weight, _ in up:
             if answered:
                 survival *= max(0.0, 1.0 - weight / at_risk) if at_risk > 0.0 else 1.0
-                self._known += weight
                 on_time += weight if ms <= within_ms else 0.0
-            elif ms >= known_ms:
-                self._known += weight
             at_risk -= weight
             self._survival.append(survival)
         self._at_start = self._up_on_time(self._known, self._survives(within_ms), 1.0)
@@ -246,10 +277,10 @@ class _Estimate:
             return 0.0
         end = self._survives(self._within_ms)
         known, on_time = self._known, self.on_time
-        for (ms, answered, weight), survival in zip(self.up, self._survival[1:], strict=True):
+        for (ms, answered, weight, counts), survival in zip(self.up, self._survival[1:], strict=True):
             if ms > self._within_ms:
                 break
-            known -= weight if answered or BACK_OFF * ms >= self._within_ms else 0.0
+            known -= counts
             on_time -= weight if answered else 0.0
             if answered and self._mixed(self._up_on_time(known, end, survival), on_time) < least:
                 return ms

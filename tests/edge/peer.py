@@ -100,6 +100,8 @@ class Peer:
     headers: list[dict[str, str]] = field(default_factory=list)
     ports: set[int] = field(default_factory=set)
     """Of the callers' ends of the connections that images came over."""
+    gone: int = 0
+    """Callers over HTTP that closed their connection while they were held."""
     answered: int = 0
     """Images over HTTP whose answer was begun."""
     offer: DatagramEndpoint | None = None
@@ -116,7 +118,10 @@ class Peer:
             self.ports.add(request.transport.get_extra_info("peername")[1])
         if self.parts and request.headers.get(PROGRESSIVE_HEADER) == "1":
             return await self.in_parts(request)
-        while self.held:  # noqa: ASYNC110  settable from another thread
+        while self.held:
+            if request.transport is None:
+                self.gone += 1
+                return web.Response()
             await asyncio.sleep(0.005)
         await asyncio.sleep(self.delay_s)
         self.answered += 1

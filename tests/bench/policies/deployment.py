@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -45,6 +46,8 @@ class Deployment:
         self._dc_arguments = tuple(dc_arguments)
         self._stack = contextlib.ExitStack()
         self._dc_url = ""
+        self.tier_pid = 0
+        """Of the launcher of the datacenter tier, which the rest of the tier descends from."""
         self._pokes: list[tuple[socket.socket, str]] = []
 
     def __enter__(self) -> Deployment:
@@ -63,7 +66,7 @@ class Deployment:
                 running("hawkvision.datacenter", *arguments, title="the datacenter tier", prefix=prefix, env=env)
             )
             stack.callback(self._keep, "datacenter", tier)
-            self._dc_url = tier.url
+            self._dc_url, self.tier_pid = tier.url, tier.pid
             self._stack = stack.pop_all()
         return self
 
@@ -76,8 +79,8 @@ class Deployment:
         return self.near.command("client", ())
 
     @contextlib.contextmanager
-    def edge(self, *arguments: str, log: str) -> Iterator[ServerProcess]:
-        """An edge node in the middle, ready; what it said is kept as `log`.
+    def edge(self, *arguments: str, log: str, module: str = "edge") -> Iterator[ServerProcess]:
+        """An edge node in the middle, ready; what it said is kept as `log`. `module` is what runs it.
 
         Raises:
             NotReady: if it does not start; carries what it said.
@@ -90,7 +93,7 @@ class Deployment:
             **with_baselines(),
         }
         prefix = self.near.command("server", ())
-        with running("edge", *given, *arguments, title="the edge node", prefix=prefix, env=env) as node:
+        with running(module, *given, *arguments, title="the edge node", prefix=prefix, env=env) as node:
             try:
                 yield node
             finally:
@@ -124,6 +127,11 @@ class Deployment:
         """Bytes of whole IP packets that the edge has sent towards the datacenter so far, lost ones included."""
         up, _ = self.far.counts()
         return up.offered_bytes
+
+    def ask(self, url: str) -> str:
+        """What a server says to a client's GET with the key."""
+        command = ["curl", "--silent", "--fail", "--header", f"Authorization: Bearer {self.key}", url]
+        return subprocess.run([*self.client_prefix, *command], check=True, capture_output=True, text=True).stdout
 
     def _keep(self, name: str, server: ServerProcess) -> None:
         said = server.output()

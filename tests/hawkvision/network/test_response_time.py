@@ -186,3 +186,35 @@ def test_between_most_of_those_who_could_have_both_have(
 ) -> None:
     found = over(share(on_time, 0.3 * deadline_ms, 0.9 * deadline_ms), deadline_ms, rate_hz)
     assert found.both >= least * found.possible
+
+
+def test_requests_that_were_withdrawn_do_not_make_a_link_look_faster() -> None:
+    """Replies take 50 or 150 ms in turns. Half of all requests are withdrawn after 100 ms, if they still wait."""
+    times = ResponseTimes()
+    for number in range(REMEMBERED):
+        at, ms, withdrawn = 0.5 * number, (50.0, 150.0)[number % 2], number % 4 < 2
+        request = times.sent(at)
+        if withdrawn and ms > 100.0:
+            times.cancelled(request, at + 0.1)
+        else:
+            times.answered(request, ms, at + ms * 1e-3)
+    assert times.on_time(100.0, 0.5 * REMEMBERED) == pytest.approx(0.5, abs=0.07)
+
+
+def test_withdrawing_a_request_that_has_ended_says_nothing() -> None:
+    times = taught([(30.0, True)] * 8)
+    request = times.sent(8.0)
+    times.answered(request, 30.0, 8.03)
+    before = times.on_time(DEADLINE_MS, 8.1)
+    times.cancelled(request, 8.1)
+    assert times.on_time(DEADLINE_MS, 8.1) == before
+
+
+def test_leaving_later_loses_what_then_would_be_late() -> None:
+    seen = [(60.0, True), *[(30.0, True)] * 3] * 16
+    times, now = taught(seen), now_of(seen)
+    assert times.gain(DEADLINE_MS, [30.0], now) == pytest.approx(0.25, abs=0.05)
+    assert times.gain(DEADLINE_MS, [30.0, 20.0], now) == pytest.approx((0.25 + 1.0) / 2, abs=0.05)
+    assert times.gain(DEADLINE_MS, [-10.0], now) == pytest.approx(times.on_time(DEADLINE_MS, now))
+    assert times.gain(1_000.0, [900.0], now) == 0.0
+    assert ResponseTimes().gain(DEADLINE_MS, [20.0], now) == 0.0, "of an unknown link nothing is expected"
