@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from edge.escalation.reply_validation import ListingRefused, refused
 from edge.escalation.transport import Escalation, Ingress, KeyRefused, ReplyLate, TransportBroken, ignore_interim
 from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.core.escalation_api import (
+    CANCEL_PATH,
     INFER_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
@@ -149,7 +150,8 @@ class HttpTransport:
         what is late by itself. Closing the connection would make the next image wait for a new one, be late because of
         that, and close its connection too.
 
-        Cancellation closes the connection, and the datacenter drops the image: its reply is not wanted any more.
+        Cancellation sends `CANCEL_PATH` over another connection, so the datacenter drops the image. A closed connection
+        would tell it as well, and cost the next image the time of a new one.
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
@@ -158,13 +160,15 @@ class HttpTransport:
         headers[TRACE_HEADER] = escalation.trace.header()
         headers[REQUEST_ID_HEADER] = escalation.trace.request_id
         begun = asyncio.Event()
-        exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
-        self._exchanges.add(exchange)
-        exchange.add_done_callback(self._ended)
+        exchange = self._begin(self._exchange(body, headers, begun, on_interim))
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
         except asyncio.CancelledError:
-            exchange.cancel()
+            if not exchange.done() and begun.is_set() and self._may_drain(body):
+                self._let_drain(exchange)
+                self._let_drain(self._begin(self._cancel(headers)))
+            else:
+                exchange.cancel()
             raise
         if not done:
             if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
@@ -181,6 +185,13 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError) as error:
             raise TransportBroken(self._why_not(error)) from None
 
+    def _begin(self, exchange: Coroutine[Any, Any, tuple[int, bytes]]) -> asyncio.Task[tuple[int, bytes]]:
+        """Run an exchange, until `close` at most."""
+        task = asyncio.create_task(exchange)
+        self._exchanges.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
     async def _exchange(
         self, body: bytes, headers: dict[str, str], begun: asyncio.Event, on_interim: Callable[[bytes], None]
     ) -> tuple[int, bytes]:
@@ -194,6 +205,12 @@ class HttpTransport:
                 if response.content_type == PROGRESSIVE_TYPE:
                     return response.status, await read_lines(response.content, on_interim)
                 return response.status, await _read(response)
+
+    async def _cancel(self, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Tell the datacenter that the reply to a request with these headers is not wanted any more."""
+        trace = {TRACE_HEADER: headers[TRACE_HEADER]}
+        async with self._session.post(f"{self.url}{CANCEL_PATH}", headers=trace, timeout=_LISTING_TIMEOUT) as response:
+            return response.status, await _read(response)
 
     def _why_not(self, error: Exception) -> str:
         """The error in words. A TLS error is also logged, once, because only an operator can correct it."""

@@ -12,8 +12,9 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from edge.inference.job_queue import MAX_BATCH, NO_COST, Job, JobQueue, Place, RunBatch
 from hawkvision.core.errors import NotReady
@@ -22,6 +23,9 @@ from hawkvision.system.admission import TooLateToBegin
 from hawkvision.system.memory import MemoryBudget
 
 T = TypeVar("T")
+
+RECENT: Final = 32
+"""Number of jobs whose times are remembered."""
 
 
 class WorkerPool(Generic[T]):
@@ -55,6 +59,7 @@ class WorkerPool(Generic[T]):
         # True when there may be a job, or False to stop. A SimpleQueue hands over in half the time of a Condition.
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._running = 0
+        self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"hawkvision-worker-{i}", daemon=True) for i in range(threads)
@@ -71,6 +76,14 @@ class WorkerPool(Generic[T]):
     def service_ms(self) -> float:
         """Smoothed time of a job in milliseconds; 0 before the first."""
         return self._queue.admission.interval_s * self.threads * 1e3
+
+    def recent_ms(self) -> tuple[float, ...]:
+        """Milliseconds from `submit` to the end of the last jobs of the stage: quartiles; empty before the first.
+
+        Jobs whose future was cancelled while they ran count as well.
+        """
+        ordered = sorted(self._recent_ms)
+        return tuple(ordered[len(ordered) * quarter // 4] for quarter in (1, 2, 3)) if ordered else ()
 
     def alone(self) -> bool:
         """Whether no job waits and at most one runs, the one that asks, and the pools of other tasks are idle."""
@@ -188,6 +201,8 @@ class WorkerPool(Generic[T]):
     def _finish(self, ended: Sequence[tuple[Job[T], T | BaseException]], started: float, finished: float) -> None:
         self._queue.ended([job for job, _ in ended], finished)
         for job, result in ended:
+            if job.run_batch is not None:
+                self._recent_ms.append((finished - job.queued_at) * 1e3)
             if job.future.done():  # cancelled meanwhile
                 continue
             if isinstance(result, BaseException):

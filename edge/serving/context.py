@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgePrediction, EdgeStage, InferenceJob, StagePrediction
@@ -21,9 +20,6 @@ from hawkvision.tasks.kind import TaskKind
 
 if TYPE_CHECKING:
     from edge.escalation.client import DatacenterClient
-
-RECENT: Final = 32
-"""How many times of the edge stage are remembered."""
 
 
 class EdgeExecutor:
@@ -56,7 +52,6 @@ class EdgeExecutor:
         self._max_pixels = max_pixels
         metrics.queue_length.labels(task).set_function(lambda: pool.waiting)
         metrics.queue_limit.labels(task).set(pool.limit)
-        self._recent_ms: deque[float] = deque(maxlen=RECENT)
         self._observe_queue = metrics.queue_duration.labels(task).observe
         self._observe_infer = metrics.inference_duration.labels(task, stage).observe
         self._count_ensemble_run = metrics.ensemble_runs.labels(task).inc
@@ -74,17 +69,9 @@ class EdgeExecutor:
         result, queue_ms = await self.queued(image, self.job(image, stage, must_end), stage)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
-        self._recent_ms.append(queue_ms + result.decode_ms + result.infer_ms)
         if result.full_ensemble:
             self._count_ensemble_run()
         return EdgePrediction(result, queue_ms, stage.first.name if image.route.first_only else stage.name)
-
-    def recent_ms(self) -> tuple[float, ...]:
-        """Milliseconds that the edge stage took lately, with the queue: quartiles; empty before the first image."""
-        if not self._recent_ms:
-            return ()
-        ordered = sorted(self._recent_ms)
-        return tuple(ordered[len(ordered) * quarter // 4] for quarter in (1, 2, 3))
 
     async def score(self, image: RoutedImage, stage: EdgeStage) -> StagePrediction:
         """The whole stage's prediction as evidence, whatever the image's route and deadline; no request's duration.

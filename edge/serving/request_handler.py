@@ -284,12 +284,13 @@ class RequestHandler:
         if datacenter is None or context.uplink_metered or deadline is None:
             return False
         escalated, least = 1.0 if image.suspended else image.route.escalation, datacenter.min_on_time_probability
-        delays_ms = context.executor.recent_ms()
-        if escalated < least or not delays_ms or not datacenter.up:
+        delays_ms = context.executor.pool.recent_ms()
+        if escalated < least or not delays_ms or delays_ms[-1] <= ANSWER_MARGIN_MS or not datacenter.up:
             return False
         left_ms, most_ms = cutoff_before(deadline).remaining_ms(context.clock.now()), context.datacenter_timeout_s * 1e3
-        later_ms = [min(left_ms - ms, most_ms) for ms in delays_ms]
-        return escalated * datacenter.gain(min(left_ms, most_ms), later_ms) >= least
+        within_ms = min(left_ms, most_ms)
+        gain = datacenter.gain(within_ms, [min(left_ms - ms, most_ms) for ms in delays_ms])
+        return gain > 0.0 and datacenter.admits(within_ms) and escalated * gain >= least
 
     def _edge_too_busy(self) -> bool:
         """Whether the edge has no time for the image and the datacenter has; never where the edge alone may answer."""

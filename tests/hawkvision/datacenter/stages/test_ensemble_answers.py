@@ -234,3 +234,41 @@ def test_an_error_before_the_first_line_has_its_status() -> None:
 def test_a_progressive_caller_that_leaves_ends_the_work() -> None:
     status, lines = stream(server(Stuck(unequal().rows)), until_lines=1)
     assert (status, len(lines)) == (200, 1)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_work_whose_answer_is_not_wanted_ends_when_its_caller_says_so(progressive: bool) -> None:
+    to, trace = server(Stuck(unequal().rows)), b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    statuses: list[int] = []
+
+    async def ask(path: str, sent_trace: bytes, **headers: str) -> None:
+        arrived = iter([{"type": "http.request", "body": b"image", "more_body": False}])
+
+        async def receive() -> Message:
+            if (message := next(arrived, None)) is not None:
+                return message
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        lines = [
+            (b"traceparent", sent_trace),
+            *((f"x-hawkvision-{k}".encode(), v.encode()) for k, v in headers.items()),
+        ]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": lines, "query_string": b""}
+        await to.asgi(scope, receive, send)
+
+    async def scenario() -> None:
+        asking = asyncio.create_task(ask("/v1/infer", trace, **({"progressive": "1"} if progressive else {})))
+        await until(lambda: bool(inside(to)) and (bool(statuses) or not progressive))
+        await ask("/v1/cancel", trace.replace(b"b7", b"b8"))
+        assert inside(to) == 1, "another request was meant"
+        await ask("/v1/cancel", trace)
+        await asking
+        await until(lambda: inside(to) == 0)
+
+    asyncio.run(scenario())
+    assert statuses == ([200, 204, 204] if progressive else [204, 204, 499])
