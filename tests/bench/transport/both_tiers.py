@@ -39,7 +39,7 @@ LAN: Final = load_profile("lan")
 SLOW: Final = "tests.bench.transport.slow_edge"
 LEARN_S: Final = 3.0
 """Of requests before the first that counts: the node learns both distributions."""
-CANCELLED: Final = re.compile(r"^hawkvision_edge_escalations_cancelled_total\{.*\} (\S+)$", re.MULTILINE)
+CANCELLED: Final = re.compile(r"^hawkvision_escalations_cancelled_total\{.*\} (\S+)$", re.MULTILINE)
 
 
 class Cell(msgspec.Struct, frozen=True):
