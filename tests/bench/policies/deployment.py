@@ -13,6 +13,7 @@ import contextlib
 import secrets
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -93,11 +94,13 @@ class Deployment:
             **with_baselines(),
         }
         prefix = self.near.command("server", ())
-        with running(module, *given, *arguments, title="the edge node", prefix=prefix, env=env) as node:
-            try:
-                yield node
-            finally:
-                self._keep(log, node)
+        with tempfile.TemporaryDirectory() as state:  # what one node kept of its callers is not the next one's
+            env["XDG_STATE_HOME"] = state
+            with running(module, *given, *arguments, title="the edge node", prefix=prefix, env=env) as node:
+                try:
+                    yield node
+                finally:
+                    self._keep(log, node)
 
     def settle(self, client_edge: LinkProfile, edge_dc: LinkProfile) -> None:
         """Links as such profiles usually are, without loss: to start and to connect, so that what servers and kernels

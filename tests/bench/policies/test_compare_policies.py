@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -89,7 +90,8 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
         f"--policies {','.join(names)} --rate 20 --duration-s 1 --warm-up-s 0.2 --deadline-ms 1000"
     ).split()
     command = [sys.executable, "-m", "tests.bench.policies", *words]
-    with subprocess.Popen([*command, "--rounds", "100"], stdout=subprocess.PIPE, text=True) as bench:
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    with subprocess.Popen([*command, "--rounds", "100"], stdout=subprocess.PIPE, text=True, env=env) as bench:
         assert bench.stdout is not None
         said = []
         for line in bench.stdout:
@@ -109,6 +111,7 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
     assert {each.tier for each in ours.outcomes if each.answered} >= {"datacenter"}
     assert rows["hawkvision"].uplink_bytes > 3 * rows["all-edge"].uplink_bytes
     assert [entry.name for entry in Path("/run/netns").iterdir() if f"-{bench.pid}-" in entry.name] == []
+    assert list((tmp_path / "state").rglob("edge-*")) == [], "no round knows what callers of another one did"
     again = subprocess.run([*command, "--rounds", "1"], capture_output=True, text=True, check=True)
     assert "round 1: " not in again.stdout, "nothing is left to do"
     assert msgspec.json.decode((tmp_path / "out" / "summary.json").read_bytes(), type=Report).rows == [*rows.values()]
