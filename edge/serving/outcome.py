@@ -162,11 +162,13 @@ def datacenter_answer(
 def with_edge(image: RoutedImage, escalated: Escalated, edge: EdgePrediction) -> Escalated | None:
     """A reply of some members together with the edge's prediction, whose model is named first; others stay.
 
-    None if the edge's prediction is all that counts.
+    None if the edge's prediction is all that counts: members are calibrated on whole images, not on parts.
     """
     reply, kind = escalated.reply, image.stage.kind
     if reply.part is None:
         return escalated
+    if reply.received_fraction < 1.0:
+        return None
     output = last_answer(kind, edge.result.own(), reply.part, whole=reply.whole)
     if output is None:
         return None

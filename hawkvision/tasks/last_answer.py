@@ -2,7 +2,7 @@
 ensemble.
 
 Every model counts once. The datacenter's members also run the mirror image where the ensemble does, so that a model
-which both tiers ran counts as the datacenter ran it, unless less of the image arrived there.
+which both tiers ran counts as the datacenter ran it, unless the transport encoded the image anew.
 """
 
 from __future__ import annotations

@@ -72,7 +72,11 @@ class ReceivedImages:
 
 
 def received_images(
-    images: LabelledImages, chosen: NDArray[np.intp], seed: int, useful_side: int
+    images: LabelledImages,
+    chosen: NDArray[np.intp],
+    seed: int,
+    useful_side: int,
+    qualities: Sequence[int] = QUALITIES,
 ) -> Iterator[ReceivedImages]:
     """The images `chosen` in every condition that enough of them reach, by falling quality, then falling fraction.
 
@@ -81,7 +85,7 @@ def received_images(
     Raises:
         BadImage, TooLarge, UnsupportedMedia: for an image that cannot be sent, with its number.
     """
-    for quality in QUALITIES:
+    for quality in qualities:
         coded = {int(number): transcoded(images.bodies[number], Plan(quality, 0.0), useful_side) for number in chosen}
         for band in BANDS:
             bodies = list(images.bodies)

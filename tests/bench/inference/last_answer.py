@@ -5,6 +5,8 @@ For each pair of stages, and each set of views that may have replied: right answ
 alone, and of both as `hawkvision.tasks.last_answer` combines them from what travels; on all images, and on those that
 the edge escalates for an accuracy drop. Differences are paired, with 95 % intervals. Exit status 1 if together they are
 worse than the edge beyond chance.
+
+With `--received`, the datacenter sees what a lossy link leaves of every fourth image, and the edge the whole.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.escalation_api import PartialEnsemble
 from hawkvision.core.types import MaxAccuracyDrop, Tier
+from hawkvision.imaging.downscale import useful_side
 from hawkvision.model_zoo.calibration.certification import edge_predictions
 from hawkvision.model_zoo.calibration.evidence import clean_images
+from hawkvision.model_zoo.calibration.loss_simulation import received_images
 from hawkvision.model_zoo.calibration.model_runner import run_stages
 from hawkvision.model_zoo.calibration.splits import split_again
 from hawkvision.model_zoo.predictions import CascadePredictions
@@ -43,6 +47,9 @@ FILES: Final = {"cifar10": "cifar10.npz", "imagenet": "imagenet_eval.npz"}
 BOXES: Final = "coco_eval.npz"
 """Its photographs of val2017. SSD learned from most of them, which favours the edge; the clean ones count, too."""
 DROPS: Final = (0.01, 0.03)
+SEED: Final = 54
+QUALITY: Final = 50
+"""Of JPEGs on lossy links, a middle one (`rate_fec_control.QUALITIES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class Tiers:
         self.edge = edge or self.manifest.cascade.default_edge
         self.profile = load_profile_of(self.manifest, models_dir(), None)
         path = data / FILES.get(task, BOXES)
-        images = read_annotated(path, self.kind.labels)
+        self.images = images = read_annotated(path, self.kind.labels)
         used = clean = clean_images(images)
         if self.manifest.training is not None:
             used = split_again(self.manifest, images, self.profile.data).held_out
@@ -100,17 +107,17 @@ class Tiers:
             for alone, score, outputs in zip(self.edge_outputs, scores, zip(*single, strict=True), strict=True)
         ]  # fmt: skip
 
-    def views(self, member: str, tier: Tier) -> list[Sequence[Output]]:
+    def views(self, member: str, tier: Tier, ran: CascadePredictions | None = None) -> list[Sequence[Output]]:
         """A member's outputs for the upright images, and for the mirror images if there are some."""
-        found, temperature = self.ran.view(member, tier), self.manifest.variant(member).temperature
+        found, temperature = (ran or self.ran).view(member, tier), self.manifest.variant(member).temperature
         both = [found.upright, *(() if found.mirrored is None else (found.mirrored,))]
         return [self.kind.calibrated(each, temperature) for each in both]
 
-    def replies(self) -> Iterator[tuple[str, list[PartialEnsemble]]]:
+    def replies(self, ran: CascadePredictions) -> Iterator[tuple[str, list[PartialEnsemble]]]:
         """What some of the datacenter's views make, as it travels: of each image, for each set of views."""
         ensemble = self.manifest.ensemble(self.manifest.best)
         assert ensemble is not None, "only an ensemble has parts"
-        of = {member: self.views(member, Tier.DATACENTER) for member in ensemble.members}
+        of = {member: self.views(member, Tier.DATACENTER, ran) for member in ensemble.members}
         most = 2 if ensemble.horizontal_flip else 1
         for count, seen in itertools.product(range(1, len(of) + 1), range(1, most + 1)):
             for members in itertools.combinations(of, count):
@@ -138,7 +145,7 @@ def rows(tiers: Tiers, drops: Sequence[float]) -> Iterator[Row]:
     sets = {"all": np.ones(len(truths), np.bool_), "clean": tiers.clean}
     sets |= {name: scores < bar for name, bar in bars.items()}
     edge = 1.0 - kind.losses(tiers.edge_outputs, truths)
-    for replied, parts in tiers.replies():
+    for replied, parts in tiers.replies(tiers.ran):
         combined = [last_answer(kind, mine, part, whole=True) for mine, part in zip(own, parts, strict=True)]
         outputs = [each for each in combined if each is not None]
         together = 1.0 - kind.losses(outputs, truths)
@@ -148,6 +155,29 @@ def rows(tiers: Tiers, drops: Sequence[float]) -> Iterator[Row]:
                 right, by_members, by_both = (float(each[some].mean()) for each in (edge, members, together))
                 differences = _difference(together - edge, some), _difference(together - members, some)
                 yield Row(name, int(some.sum()), replied, right, by_members, by_both, *differences)
+
+
+def received(tiers: Tiers) -> Iterator[Row]:
+    """Of every fourth image, in each condition that a lossy link leaves them in at one quality."""
+    kind, used, own = tiers.kind, tiers.ran.chosen, tiers.own()
+    side = useful_side(member.input for member in tiers.manifest.members(tiers.manifest.best))
+    for arrived in received_images(tiers.images, used[::4], SEED, side, (QUALITY,)):
+        name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
+        ran = run_stages(
+            kind, tiers.manifest, arrived.images, datacenter=[tiers.manifest.best], cache=cache_dir(),
+            shrink=tiers.profile.shrinks_images, chosen=arrived.reached, name=name,
+        )  # fmt: skip
+        at = np.searchsorted(used, arrived.reached).tolist()
+        truths, every = [tiers.truths[i] for i in at], np.ones(len(at), np.bool_)
+        edge = 1.0 - kind.losses([tiers.edge_outputs[i] for i in at], truths)
+        for replied, parts in tiers.replies(ran):
+            combined = [last_answer(kind, own[i], part, whole=False) for i, part in zip(at, parts, strict=True)]
+            outputs = [tiers.edge_outputs[i] if each is None else each for i, each in zip(at, combined, strict=True)]
+            together = 1.0 - kind.losses(outputs, truths)
+            members = 1.0 - kind.losses([part.output for part in parts], truths)
+            means = float(edge.mean()), float(members.mean()), float(together.mean())
+            differences = _difference(together - edge, every), _difference(together - members, every)
+            yield Row(name, len(at), replied, *means, *differences)
 
 
 def _difference(differences: Floats, some: Any) -> IntervalEstimate:
@@ -179,11 +209,12 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the images; default: %(default)s")
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="TASK:EDGE")
+    parser.add_argument("--received", action="store_true", help="images as a lossy link leaves them")
     given, worse = parser.parse_args(), False
     for name in given.pairs:
         task, _, edge = name.partition(":")
         tiers = Tiers(task, edge, given.data)
-        found = list(rows(tiers, DROPS))
+        found = list(received(tiers) if given.received else rows(tiers, DROPS))
         show(f"{task}, {tiers.edge} below {tiers.manifest.best}", found)
         worse |= any(row.gain.high < 0.0 for row in found)
     return int(worse)

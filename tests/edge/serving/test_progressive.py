@@ -83,8 +83,9 @@ def test_a_model_of_both_tiers_counts_once(slow: Peer) -> None:
     assert answer.confidence == pytest.approx(0.5, abs=1e-4)
 
 
-def test_a_model_of_both_tiers_that_had_less_of_the_image_counts_for_nothing(slow: Peer) -> None:
-    slow.part_members, slow.part_fraction = ("small",), 0.5
+@pytest.mark.parametrize("member", ["small", "large_a"])
+def test_a_part_that_had_less_of_the_image_than_the_edge_counts_for_nothing(slow: Peer, member: str) -> None:
+    slow.part_members, slow.part_fraction = (member,), 0.99
     answer = asked(slow, lead=1.5)
     assert (answer.tier, answer.model, answer.index) == (Tier.EDGE, "small", 3)
     assert (answer.escalated, answer.degraded_reason) == (True, DegradedReason.NO_REPLY)

@@ -105,7 +105,7 @@ def test_members_of_an_edge_ensemble_keep_their_weights() -> None:
     ("members", "whole", "expected"),
     [
         (("a", "c"), True, "b theirs theirs"),  # the tier ran a as well, and the mirror image perhaps
-        (("a", "c"), False, "a b theirs"),  # of less of the image; c is the only one that is new
+        (("a", "c"), False, "a b theirs"),  # of a worse image; c is the only one that is new
         (("a", "b"), True, "theirs"),
         (("a", "b"), False, ""),
     ],
