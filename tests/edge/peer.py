@@ -102,7 +102,7 @@ class Peer:
     ports: set[int] = field(default_factory=set)
     """Of the callers' ends of the connections that images came over."""
     gone: int = 0
-    """Callers over HTTP that closed their connection while they were held."""
+    """Callers that closed their connection over HTTP while they were held, or cancelled their image over datagrams."""
     cancelled: list[str] = field(default_factory=list)
     """Traces of requests whose reply is not wanted any more."""
     answered: int = 0
@@ -166,7 +166,11 @@ class Peer:
         so_far = [self.part(self.reply(asked), index) for index in (self.parts if asked.progressive else ())]
         for part in so_far:
             incoming.send_interim(write_reply(part))
-        await asyncio.sleep(self.delay_s)
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.gone += 1
+            raise
         if self.status != 200:
             raise Overloaded("no", 1.0)
         fraction = arrived.received_fraction if isinstance(arrived, Partial) else 1.0

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, OnMiss, Quality, Reason, Tier
 from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
-from tests.edge.peer import Peer
+from tests.edge.peer import Peer, running_peer
+from tests.hawkvision.cascade.synthetic import SHA
 from tests.waiting import until
 
 EDGE_MS, REPLY_MS = 6_000.0, 5_000.0
@@ -22,13 +23,16 @@ DEADLINE_MS = 9_000.0
 
 
 @asynccontextmanager
-async def slow(large: Peer, lead: float, config: EdgeConfig | None = None) -> AsyncIterator[Bench]:
+async def slow(
+    large: Peer, lead: float, config: EdgeConfig | None = None, transport: Literal["tcp", "datagram"] = "tcp"
+) -> AsyncIterator[Bench]:
     """A node whose edge stage and datacenter are known to be slow, and now at work until they are told to go on."""
-    async with bench(large, lead, config=config) as it:
+    async with bench(large, lead, config=config, transport=transport) as it:
         await known(it.node)
         datacenter = it.node.datacenter
         assert datacenter is not None
-        times, now = datacenter.link.times, it.clock.now()
+        await until(lambda: datacenter.transport.value == transport and datacenter.up)
+        times, now = datacenter._breaker.times, it.clock.now()
         for before in range(20, 0, -1):
             times.answered(times.sent(now - before), REPLY_MS, now)
         it.node.pool._recent_ms.extend([EDGE_MS] * 8)
@@ -63,6 +67,21 @@ def test_a_confident_edge_answers_at_once_and_cancels_the_escalation(large: Peer
     assert (answer.tier, answer.reason, answer.degraded) == (Tier.EDGE, Reason.EDGE_SLOW, False)
     assert answer.accuracy.status is AccuracyStatus.CERTIFIED
     assert cancelled == 1
+
+
+def test_over_datagrams_the_escalation_is_cancelled_by_its_frame() -> None:
+    async def scenario() -> Answer:
+        async with slow(large, SURE, transport="datagram") as it:
+            task = await asked(it)
+            await until(lambda: len(large.datagrams) == 1)
+            it.backend.gate.set()
+            answer = await task
+            await until(lambda: large.gone == 1)
+            return answer
+
+    with running_peer(datagram=True, model="large", fingerprint=SHA, delay_s=60.0) as large:
+        answer = run(scenario)
+    assert (answer.tier, answer.reason) == (Tier.EDGE, Reason.EDGE_SLOW)
 
 
 def test_an_unsure_edge_waits_for_the_reply_that_is_under_way(large: Peer) -> None:
