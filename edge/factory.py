@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import ssl
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgeStage, StagePrediction, check_stage
 from edge.inference.job_queue import MAX_BATCH
-from edge.inference.shared_models import SharedModels
+from edge.inference.resident_models import ModelMemory, ResidentStage
+from edge.inference.shared_models import settled_bytes
 from edge.inference.stage_loader import StageLoader
 from edge.inference.warm_up import look_at_samples, warm_up
 from edge.inference.worker_pool import WorkerPool
@@ -67,7 +69,8 @@ DATACENTER_TIMEOUT_S: Final = 10.0
 class NodeComponents:
     """The parts of a node that come from files."""
 
-    stage: EdgeStage
+    models: ResidentStage
+    """Those of the edge stage."""
     certification: Certification
     best: str
     """The reference stage."""
@@ -93,23 +96,25 @@ class Environment:
 
 
 def load_components(
-    config: EdgeConfig, given_up: Future[None] | None = None, shared: SharedModels | None = None
+    config: EdgeConfig, given_up: Future[None] | None = None, memory: ModelMemory | None = None
 ) -> NodeComponents:
     """Load the edge stage, its policy and its certificates.
 
     Args:
         config: the node's settings.
         given_up: ends the waiting for a device when it is done.
-        shared: models that other tasks of this process run; None shares none.
+        memory: for the models of all tasks of this process; None is for this one alone.
 
     Raises:
+        ConfigError: if the models do not fit into memory.
         HawkVisionError: if a manifest, profile, certificate or model file is missing, corrupt or for another model.
     """
     models, cache = models_dir(config.models_dir, config.task), cache_dir(config.cache_dir)
     manifest = load_manifest(config.task, models)
     name = stage_of(config, manifest)
     kind = load_kind(manifest, models)
-    loader = StageLoader(config, manifest, kind, cache, given_up, shared)
+    memory = memory or ModelMemory(config.model_memory_bytes)
+    loader = StageLoader(config, manifest, kind, cache, given_up, memory.shared)
     baseline = None
     if config.policy != HAWKVISION:
         baseline = find_baseline(config.policy)(config, manifest, cache, name, loader.load_warm)
@@ -118,7 +123,9 @@ def load_components(
         for known in found.profile.stages:
             if known.name in (name, manifest.members(name)[0].name):
                 check_stage(known, manifest, f"profile of {config.task!r}")
+    began = time.monotonic()
     stage = loader.load(name, found.temperature, found.score)
+    load_s = time.monotonic() - began
     intermediate = found.policy.pair.intermediate
     stages = [name, manifest.best] if intermediate is None else [name, manifest.best, intermediate.name]
     inputs = [member.input for each in stages for member in manifest.members(each)]
@@ -127,7 +134,8 @@ def load_components(
     edge_inputs = None if baseline is None else baseline.inputs
     if edge_inputs is None:
         edge_inputs = tuple(member.input for member in manifest.members(name))
-    return NodeComponents(stage, found, manifest.best, useful_side(inputs), reducer, edge_inputs, baseline)
+    resident = memory.add(config.task, stage, load_s, pinned=config.task in config.pinned_tasks)
+    return NodeComponents(resident, found, manifest.best, useful_side(inputs), reducer, edge_inputs, baseline)
 
 
 async def open_node(config: EdgeConfig, components: NodeComponents, shared: Environment) -> EdgeNode:
@@ -142,12 +150,12 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         HawkVisionError: if the backend cannot run the model.
         ConfigError: if the state file is another node's or of another kind.
     """
-    stage, policy = components.stage, components.certification.policy
+    models, policy = components.models, components.certification.policy
     metrics, clock = shared.metrics, shared.clock
     give_back_at_once()
     async with AsyncExitStack() as opened:
-        opened.callback(stage.close)
-        _describe_backends(config, stage, metrics)
+        opened.push_async_callback(models.close)
+        _describe_backends(config, models.stage, metrics)
         state = open_state(config, metrics)  # this loop's thread reads it, so it is opened here
         if state is not None:
             opened.callback(state.close)
@@ -157,7 +165,8 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
         datacenter = _datacenter_client(config, components, shared, limits)
         if datacenter is not None:
             opened.push_async_callback(datacenter.close)
-        pool = await _warm_pool(config, stage, limits, workers, shared, opened)
+        pool = await _warm_pool(config, models, limits, workers, shared, opened)
+        models.serve(metrics, pool.limit)
         parts = divided(config.memory_bytes, config.request_memory_bytes, shared.tasks)
         limits.divide(parts)
         log.info("%s: %d MB for bodies and decoding, by %s", config.task, parts.total // 1_000_000, parts.basis)
@@ -173,7 +182,7 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
             policy.claims_in_force,
             policy.source.dates,
         )
-        executor = EdgeExecutor(config.task, stage.name, pool, limits, clock, metrics, config.max_pixels)
+        executor = EdgeExecutor(config.task, models, pool, limits, clock, metrics, config.max_pixels)
         baseline = components.baseline
         evidence = None
         if baseline is None and datacenter is not None:  # else there is nothing to certify, or to compare with
@@ -181,7 +190,7 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
             opened.push_async_callback(evidence.close)
         context = make_context(config, components, executor, datacenter, streams, clock, metrics, evidence)
         node = EdgeNode(
-            context, streams, None if baseline is None else baseline.open(policy, stage, metrics),
+            context, streams, None if baseline is None else baseline.open(policy, models, metrics),
             make_reviewer(config, context),
             RecentAnswers(clock.now(), config.review_max_bytes, config.review_max_days * DAY_S),
         )  # fmt: skip
@@ -216,10 +225,11 @@ def make_context(
     url = None if datacenter is None else datacenter.url
     max_age_s = config.certificate_max_age_days * 86_400.0
     served = ServedVersions(url, certification.versions, best, None if intermediate is None else intermediate.name)
-    guarantees = Guarantees(components.stage, certification.profile, policy, best, served, streams, max_age_s)
+    stage = components.models.stage
+    guarantees = Guarantees(stage, certification.profile, policy, best, served, streams, max_age_s)
     auditor = Auditor(
-        config.task, components.stage.kind, best, datacenter, metrics, streams.monitor, DATACENTER_TIMEOUT_S,
-        partial(served.serves, best), served.certified, components.stage.name, evidence, guarantees.versions,
+        config.task, stage.kind, best, datacenter, metrics, streams.monitor, DATACENTER_TIMEOUT_S,
+        partial(served.serves, best), served.certified, stage.name, evidence, guarantees.versions,
     )  # fmt: skip
     return ServingContext(
         task=config.task,
@@ -273,7 +283,7 @@ def _datacenter_client(
     key, tls = config.datacenter_api_key, shared.datacenter_tls
     return DatacenterClient(
         Ingress(config.datacenter_url, key, DATACENTER_CONNECTIONS, tls),
-        components.stage.kind,
+        components.models.stage.kind,
         shared.clock,
         transport=config.datacenter_transport,
         min_on_time_probability=config.min_on_time_probability,
@@ -285,22 +295,30 @@ def _datacenter_client(
 
 async def _warm_pool(
     config: EdgeConfig,
-    stage: EdgeStage,
+    models: ResidentStage,
     limits: DecodingLimits,
     workers: int,
     shared: Environment,
     opened: AsyncExitStack,
 ) -> WorkerPool[StagePrediction]:
-    """The worker pool, each of whose workers has run each model; `opened` closes it."""
+    """The worker pool, each of whose workers has run each model; `opened` closes it.
+
+    What the models take for that counts, and they may have to leave again.
+    """
+    stage = models.stage
+    await asyncio.to_thread(stage.open)
     # Our own kernels run images one by one anyway.
     together = 1 if isinstance(stage.first.backend, Int8Backend) else MAX_BATCH
     pool: WorkerPool[StagePrediction] = WorkerPool(workers, config.max_queue, together, limits.memory)
     opened.push_async_callback(asyncio.to_thread, pool.close)
     for model in stage.models:
+        before = settled_bytes()
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
+        models.grown(model, settled_bytes() - before)
     if divides(config.backend, config.onnx_providers):
         # One worker is enough here: the models are warm on all of them, and decoders are not per thread.
         await pool.submit(partial(look_at_samples, stage, config.max_pixels, shared.clock))
+    await asyncio.to_thread(models.settle)
     return pool
 
 
@@ -319,17 +337,17 @@ Loaded = NodeComponents | TaskFailure
 
 
 def load_tasks(configs: Mapping[str, EdgeConfig], given_up: Future[None] | None = None) -> dict[str, Loaded]:
-    """Load the components of each task, one after the other; `given_up` ends the waiting for a device.
+    """Load the components of each task, pinned ones first; `given_up` ends the waiting for a device.
 
     Raises:
         HawkVisionError: if no task can be loaded; the error of the first.
     """
     loaded: dict[str, Loaded] = {}
     failed: list[Exception] = []
-    models = SharedModels()
-    for task, config in configs.items():
+    memory = ModelMemory(next(iter(configs.values())).model_memory_bytes, len(configs))
+    for task, config in sorted(configs.items(), key=lambda each: each[0] not in each[1].pinned_tasks):
         try:
-            loaded[task] = load_components(config, given_up, models)
+            loaded[task] = load_components(config, given_up, memory)
         except Exception as error:
             if len(configs) == 1:
                 raise
@@ -348,20 +366,20 @@ async def open_tasks(
     Raises:
         HawkVisionError: if no task can be opened; the error of the first.
     """
-    entries: list[Entry] = []
+    entries: dict[str, Entry] = {}
     failed: list[Exception] = []
     for task, found in loaded.items():
         if isinstance(found, TaskFailure):
-            entries.append(found)
+            entries[task] = found
             continue
         try:
-            entries.append(await open_node(configs[task], found, shared))
+            entries[task] = await open_node(configs[task], found, shared)
         except Exception as error:
             if len(configs) == 1:
                 raise
             failed.append(error)
-            entries.append(_failure(configs[task], error))
-    tasks = ServedTasks(entries)
+            entries[task] = _failure(configs[task], error)
+    tasks = ServedTasks([entries[task] for task in configs])
     if not tasks.nodes:
         raise failed[0]
     for node in tasks.nodes:

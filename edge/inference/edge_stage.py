@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from edge.inference.shared_models import ModelUse, OpenModel
 from hawkvision.cascade.certification.profile import StageProfile
 from hawkvision.core.advice import advise
 from hawkvision.core.clock import Clock
@@ -55,9 +56,9 @@ class EdgePrediction:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LoadedModel:
-    """A loaded variant and its input."""
+    """A loaded variant and its input. Its backends leave memory with `close`, and come back with `open`."""
 
     name: str
     backend: Backend
@@ -66,8 +67,9 @@ class LoadedModel:
     """The same variant on several threads, for an image that is alone (`inference.adaptive_parallelism`)."""
     decode: Callable[[Tensors], Tensors] | None = None
     """The variant's decoder; None leaves the tensors as they are."""
-    give_back: Callable[[], None] | None = None
-    """Ends the use of a model that other tasks run as well; None closes its backends."""
+    use: ModelUse | None = None
+    """What loads it; None for a model that cannot be loaded again."""
+    is_open: bool = True
 
     def infer(self, whole: Sequence[Pixels], alone: Callable[[], bool]) -> Tensors:
         """The decoded tensors (n, ...) of n ≥ 1 images (height, width, 3)."""
@@ -78,14 +80,23 @@ class LoadedModel:
             tensors = backend.infer(whole[0][np.newaxis])
         return tensors if self.decode is None else self.decode(tensors)
 
+    def open(self) -> None:
+        """Load it, unless it is.
+
+        Raises:
+            ArtifactError, BackendError: if it cannot be loaded.
+        """
+        if self.use is not None and not self.is_open:
+            model = self.use.begin()
+            self.backend, self.wide, self.is_open = model.backend, model.wide, True
+
     def close(self) -> None:
         """Give back memory and threads."""
-        if self.give_back is not None:
-            self.give_back()
-            return
-        self.backend.close()
-        if self.wide is not None:
-            self.wide.close()
+        if self.use is None:
+            OpenModel(self.backend, self.wide).close()
+        elif self.is_open:
+            self.is_open = False
+            self.use.end()
 
 
 DURATION_GAIN: Final = 0.1
@@ -205,6 +216,19 @@ class EdgeStage:
         for each in uncertain:
             each.combined = kind.combine(each.outputs, others.weights, others.temperature)
         others.duration.record(clock.now() - began)
+
+    def open(self) -> None:
+        """Load the models that are not in memory, all or none.
+
+        Raises:
+            ArtifactError, BackendError: if one cannot be loaded.
+        """
+        try:
+            for model in self.models:
+                model.open()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Give back memory and threads."""

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
-from edge.inference.shared_models import OpenModel, SharedModels
-from edge.inference.warm_up import warm_up
+from edge.inference.shared_models import ModelUse, OpenModel, SharedModels
+from edge.inference.warm_up import warm_stage
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import ManifestError
 from hawkvision.core.settings.config import EdgeConfig
@@ -57,6 +57,8 @@ class StageLoader:
         self._cache = cache
         self._given_up = given_up
         self._shared = SharedModels() if shared is None else shared
+        self._threads: dict[str, int] = {}
+        """What pays for a lone image, by variant; measured when it is opened for the first time."""
 
     def load(self, name: str, temperature: float, score: str, *, known: bool = False) -> EdgeStage:
         """A variant or conditional ensemble with all its models.
@@ -111,23 +113,20 @@ class StageLoader:
         manifest = self._manifest
         temperature = 1.0 if manifest.ensemble(name) is not None else manifest.variant(name).temperature
         stage = self.load(name, temperature, self._kind.scores[0], known=True)
-        for model in stage.models:
-            for each in (model.backend, model.wide):
-                if each is not None:
-                    warm_up(each)
+        warm_stage(stage)
         return stage
 
     def _model(self, variant: Variant, *, known: bool) -> LoadedModel:
-        key = self._key(variant, known=known)
-        model = self._shared.take(key, lambda: self._opened(variant, known=known))
+        use = ModelUse(self._shared, self._key(variant, known=known), partial(self._opened, variant, known=known))
+        model = use.begin()
         try:
             decoder = OutputDecoder(variant, self._kind)
             decoder(model.backend.infer(np.zeros((1, *model.backend.input_shape), np.uint8)))
         except BaseException:
-            self._shared.give_back(key)
+            use.end()
             raise
-        give_back = partial(self._shared.give_back, key)
-        return LoadedModel(variant.name, model.backend, variant.input, model.wide, decoder.decode, give_back)
+        again = None if self._config.backend.startswith("fpga-") else use  # a device is not opened twice
+        return LoadedModel(variant.name, model.backend, variant.input, model.wide, decoder.decode, again)
 
     def _key(self, variant: Variant, *, known: bool) -> Hashable:
         """What two tasks must have in common to run one model. A variant that is not pinned has a model of its own."""
@@ -141,8 +140,14 @@ class StageLoader:
     def _opened(self, variant: Variant, *, known: bool) -> OpenModel:
         backend, wide = self._open(variant), None
         if divides(self._config.backend, self._config.onnx_providers):
-            wanted = self._config.intra_op_threads
-            wide = open_wide(backend, lambda threads: self._open(variant, threads), wanted, known=known)
+            wanted = self._threads.get(variant.name, self._config.intra_op_threads)
+            tried: dict[int, Backend] = {}
+
+            def with_threads(threads: int) -> Backend:
+                return tried.setdefault(threads, self._open(variant, threads))
+
+            wide = open_wide(backend, with_threads, wanted, known=known)
+            self._threads[variant.name] = next((n for n, each in tried.items() if each is wide), 1)
         return OpenModel(backend, wide)
 
     def _open(self, variant: Variant, threads: int = 1) -> Backend:

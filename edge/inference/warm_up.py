@@ -61,6 +61,14 @@ def _unconditional(others: ConditionalEnsemble) -> ConditionalEnsemble:
 _samples = functools.lru_cache(maxsize=4)(samples)
 
 
+def warm_stage(stage: EdgeStage) -> None:
+    """Run a blank image on each backend of a stage."""
+    for model in stage.models:
+        for each in (model.backend, model.wide):
+            if each is not None:
+                warm_up(each)
+
+
 def warm_up(backend: Backend, together: int = 1) -> StagePrediction:
     """Run blank images, up to so many at once, so that the first callers do not pay for lazy allocation."""
     for size in (1, *range(1, together + 1)):

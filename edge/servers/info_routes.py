@@ -42,6 +42,11 @@ def pages(frontend: Frontend, *, page: bool) -> Starlette:
     async def tasks(_: Request) -> Response:
         return _json(describe_tasks(ready_tasks()))
 
+    async def load(request: Request) -> Response:
+        models = ready_tasks().node(request.path_params["task"]).models
+        await (models.load() if request.url.path.endswith("/load") else models.unload())
+        return _json(describe_tasks(ready_tasks()))
+
     async def targets(request: Request) -> Response:
         node = ready_tasks().node(read_task(request.scope["query_string"]))
         return _json(describe_targets(node, request.scope.get(CALLER, "")))
@@ -72,6 +77,8 @@ def pages(frontend: Frontend, *, page: bool) -> Starlette:
             Route(f"{DEEPSTACK_CUSTOM}list", custom_list, methods=["POST"]),
             *oip_routes.routes(frontend),
             Route("/v1/tasks", tasks, methods=get),
+            Route("/v1/tasks/{task}/load", load, methods=["POST"]),
+            Route("/v1/tasks/{task}/unload", load, methods=["POST"]),
             Route("/v1/targets", targets, methods=get),
             Route(TRANSPORT_PATH, transport, methods=get),
             *review_routes.routes(review_routes.reviewers(frontend)),

@@ -194,11 +194,23 @@ def _page_paths() -> dict[str, Any]:
             paths[path]["parameters"] = [_parameter("task", "path")]
         elif path in ("/v1/targets", "/readyz"):
             paths[path]["parameters"] = [_parameter("task")]
-    for path, summary, operation in (
-        ("/v2/repository/index", "What is loaded (Triton)", "repositoryIndex"),
-        (f"{DEEPSTACK_CUSTOM}list", "The detection tasks (DeepStack)", "deepstackList"),
+    listed: dict[str, Any] = {"schema": _reference(Tasks.__name__)}
+    for path, summary, operation, returned in (
+        ("/v1/tasks/{task}/load", "Load the models of a task, also after a failure", "load", listed),
+        (
+            "/v1/tasks/{task}/unload",
+            "Unload them after their last use, until a request asks for them",
+            "unload",
+            listed,
+        ),
+        ("/v2/repository/models/{task}/load", "Load the models of a task (Triton)", "repositoryLoad", {}),
+        ("/v2/repository/models/{task}/unload", "Unload the models of a task (Triton)", "repositoryUnload", {}),
+        ("/v2/repository/index", "What is loaded (Triton)", "repositoryIndex", {}),
+        (f"{DEEPSTACK_CUSTOM}list", "The detection tasks (DeepStack)", "deepstackList", {}),
     ):
-        paths[path] = {"post": _operation(summary, operation, {_JSON: {}}, ("400", "401", "403", "503"))}
+        paths[path] = {"post": _operation(summary, operation, {_JSON: returned}, ("400", "401", "403", "404", "503"))}
+        if "{task}" in path:
+            paths[path]["parameters"] = [_parameter("task", "path")]
     return paths
 
 

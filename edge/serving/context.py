@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgePrediction, EdgeStage, InferenceJob, StagePrediction
+from edge.inference.resident_models import ResidentStage
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.served_versions import ServedVersions
@@ -28,7 +29,7 @@ class EdgeExecutor:
     def __init__(
         self,
         task: str,
-        stage: str,
+        models: ResidentStage,
         pool: WorkerPool[StagePrediction],
         limits: DecodingLimits,
         clock: Clock,
@@ -39,13 +40,14 @@ class EdgeExecutor:
 
         Args:
             task: for metrics.
-            stage: name of the edge stage, for metrics.
+            models: those of the edge stage.
             pool: where images are decoded and inferred.
             limits: of the images that are decoded.
             clock: for deadlines and timings.
             metrics: where to count.
             max_pixels: the largest image that is decoded.
         """
+        self.models = models
         self.pool = pool
         self.limits = limits
         self._clock = clock
@@ -53,7 +55,7 @@ class EdgeExecutor:
         metrics.queue_length.labels(task).set_function(lambda: pool.waiting)
         metrics.queue_limit.labels(task).set(pool.limit)
         self._observe_queue = metrics.queue_duration.labels(task).observe
-        self._observe_infer = metrics.inference_duration.labels(task, stage).observe
+        self._observe_infer = metrics.inference_duration.labels(task, models.stage.name).observe
         self._count_ensemble_run = metrics.ensemble_runs.labels(task).inc
 
     async def infer(self, image: RoutedImage, must_end: Deadline | None = None) -> EdgePrediction:
@@ -62,11 +64,15 @@ class EdgeExecutor:
         The other members of a conditional ensemble are skipped if they would end after `must_end`.
 
         Raises:
+            NotReady: as `ResidentStage.present`.
             Overloaded: if the queue is full, or the image would be late and its caller does not wait for it.
             RequestError: if the image is broken.
         """
-        stage = image.stage
-        result, queue_ms = await self.queued(image, self.job(image, stage, must_end), stage)
+        stage, models = image.stage, self.models
+        if models.state != "ready":
+            await models.present(image.request.promised)
+        with models:
+            result, queue_ms = await self.queued(image, self.job(image, stage, must_end), stage)
         self._observe_queue(queue_ms * 1e-3)
         self._observe_infer(result.infer_ms * 1e-3)
         if result.full_ensemble:
@@ -77,20 +83,25 @@ class EdgeExecutor:
         """The whole stage's prediction as evidence, whatever the image's route and deadline; no request's duration.
 
         Raises:
-            Overloaded, RequestError: as `infer`.
+            NotReady, Overloaded, RequestError: as `infer`.
         """
         request = image.request
+        await self.models.present()
         job = InferenceJob(
             stage, request.body, request.header, request.asked.top_k, self._max_pixels, self._clock,
             alone=self.pool.alone,
         )  # fmt: skip
-        result, _ = await self.pool.submit(job, None, stage.infer_batch, image.cost)
+        with self.models:
+            result, _ = await self.pool.submit(job, None, stage.infer_batch, image.cost)
         return result
 
     def has_time(self, image: RoutedImage) -> bool:
-        """Whether the pool would take the image now."""
+        """Whether the models are in memory in time, and the pool would take the image now."""
+        promised = image.request.promised
+        if not self.models.in_time(None if promised is None else promised - self._clock.now()):
+            return False
         try:
-            self.pool.check(image.request.caller, image.request.promised, heavy=image.cost.heavy)
+            self.pool.check(image.request.caller, promised, heavy=image.cost.heavy)
         except Overloaded:
             return False
         return True

@@ -15,6 +15,7 @@ from typing import Final
 
 from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import EdgeStage, StagePrediction
+from edge.inference.resident_models import ResidentStage
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.datacenter_watch import DatacenterWatch
 from edge.monitoring.review import AuditReview
@@ -95,6 +96,11 @@ class EdgeNode:
         return self.guarantees.policy
 
     @property
+    def models(self) -> ResidentStage:
+        """Those of the edge stage."""
+        return self.context.executor.models
+
+    @property
     def pool(self) -> WorkerPool[StagePrediction]:
         """Where images are decoded and inferred."""
         return self.context.executor.pool
@@ -163,7 +169,7 @@ class EdgeNode:
         await asyncio.to_thread(self.pool.close)
         if self.datacenter is not None:
             await self.datacenter.close()
-        self.stage.close()
+        await self.models.close()
         if self.baseline is not None:
             await self.baseline.close()
         await self.streams.close()

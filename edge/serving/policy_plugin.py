@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge.inference.edge_stage import EdgeStage
+from edge.inference.resident_models import ResidentStage
 from edge.monitoring.certificate_reload import MakePolicy
 from edge.serving.context import ServingContext
 from edge.serving.request import RoutedImage
@@ -49,8 +50,8 @@ class LoadedBaseline(Protocol):
         """Makes its routes, in place of certified ones."""
         ...
 
-    def open(self, policy: Policy, stage: EdgeStage, metrics: EdgeMetrics) -> BaselinePolicy:
-        """Its part of a node on the running event loop, with the edge stage loaded."""
+    def open(self, policy: Policy, models: ResidentStage, metrics: EdgeMetrics) -> BaselinePolicy:
+        """Its part of a node on the running event loop, with the edge stage's models."""
         ...
 
 

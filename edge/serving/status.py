@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from edge.inference.resident_models import State
 from edge.monitoring.stream_keys import stream_key
 from edge.serving.node import EdgeNode
 from edge.serving.recent_answers import MOST_SHOWN, Shown
@@ -75,6 +76,7 @@ class TaskStatus(msgspec.Struct, frozen=True):
 
     task: Annotated[str, Meta(description="The task's name.")]
     kind: Annotated[str, Meta(description="What its answers are.")]
+    models: Annotated[State, Meta(description="Whether its models are in memory, as in `/v1/tasks`.")]
     per_s: Annotated[float, Meta(description="Requests a second.")]
     answers: Annotated[int, Meta(description="Those that were answered.")]
     p50_ms: Annotated[float | None, Meta(description="Half of the answers took at most so long; null without any.")]
@@ -205,6 +207,7 @@ def _task(node: EdgeNode, now: float) -> TaskStatus:
     return TaskStatus(
         task=node.task,
         kind=node.kind.name,
+        models=node.models.state,
         queue=node.pool.waiting,
         queue_limit=node.pool.limit,
         guarantee=tuple(_guarantee(node, route, stream, waiting) for stream in streams),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from edge.inference.resident_models import State
 from edge.serving.node import EdgeNode
 from hawkvision.core.errors import BadField, NotFound, NotReady
 from hawkvision.tasks.registry import INFER_PATH, form_of
@@ -102,12 +103,18 @@ class ServedTasks:
 
 
 class ListedTask(msgspec.Struct, frozen=True):
-    """A task of the node. The fields from `labels` on are absent where it cannot be served."""
+    """A task of the node. The fields from `pinned` on are absent where it cannot be served."""
 
     task: Annotated[str, Meta(description="The task's name.")]
     kind: Annotated[str | None, Meta(description="What its answers are; null if its manifest cannot be read.")]
-    status: Annotated[Literal["ready", "failed"], Meta(description="Whether it is served.")]
-    reason: Annotated[str | UnsetType, Meta(description="Why it cannot be served.")] = UNSET
+    status: Annotated[
+        State, Meta(description="Of its models. A request loads those that are `unloaded`; `failed`: see `reason`.")
+    ]
+    reason: Annotated[str | UnsetType, Meta(description="Why it cannot be served, or its models not be loaded.")] = (
+        UNSET
+    )
+    pinned: Annotated[bool | UnsetType, Meta(description="Whether its models are never unloaded.")] = UNSET
+    model_bytes: Annotated[int | UnsetType, Meta(description="What its models take in memory.")] = UNSET
     labels: Annotated[int | UnsetType, Meta(description="How many labels there are.")] = UNSET
     edge: Annotated[str | UnsetType, Meta(description="The edge stage.")] = UNSET
     best: Annotated[str | UnsetType, Meta(description="The reference stage.")] = UNSET
@@ -134,7 +141,10 @@ def _described(entry: Entry) -> ListedTask:
     return ListedTask(
         entry.task,
         entry.kind.name,
-        "ready",
+        entry.models.state,
+        entry.models.reason or UNSET,
+        entry.models.pinned,
+        entry.models.bytes,
         labels=len(entry.kind.labels),
         edge=entry.stage.name,
         best=entry.best,
@@ -153,10 +163,11 @@ def readiness(tasks: ServedTasks, task: str | None, *, with_reasons: bool) -> di
         with_reasons: whether to say why a task is not served, which may name files.
 
     Raises:
-        NotFound, NotReady: if the task asked for is not served.
+        NotFound, NotReady: if the task asked for is not served, or its models are not in memory.
     """
     if task is not None:
         node = tasks.node(task, with_reason=with_reasons)
+        node.models.check()
         return {"status": "ready", "task": node.task, "variant": node.stage.name}
     first = tasks.nodes[0]
     ready: dict[str, Any] = {"status": "ready", "task": first.task, "variant": first.stage.name}
@@ -164,7 +175,9 @@ def readiness(tasks: ServedTasks, task: str | None, *, with_reasons: bool) -> di
 
 
 def _state(entry: Entry, *, with_reasons: bool) -> dict[str, Any]:
-    if not isinstance(entry, TaskFailure):
-        return {"task": entry.task, "status": "ready", "variant": entry.stage.name}
-    failed = {"task": entry.task, "status": "failed"}
-    return failed | {"reason": entry.reason} if with_reasons else failed
+    if isinstance(entry, TaskFailure):
+        state, reason = {"task": entry.task, "status": "failed"}, str(entry.reason)
+    else:
+        state = {"task": entry.task, "status": entry.models.state, "variant": entry.stage.name}
+        reason = entry.models.reason or ""
+    return state | {"reason": reason} if with_reasons and reason else state

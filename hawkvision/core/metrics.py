@@ -178,6 +178,12 @@ class EdgeMetrics:
         )
         self.memory_budget = self._gauge("memory_budget_bytes", "Memory budget of a task by part", "task", "part")
         self.bodies_bytes = self._gauge("bodies_bytes", "Memory that request bodies take", "task")
+        self.model_memory = self._gauge("model_memory_bytes", "Memory budget of the models of all tasks")
+        self.model_bytes = self._gauge("model_bytes", "Memory of the models that are loaded, as measured at the start")
+        self.model_load_duration = self._histogram(
+            "model_load_duration_seconds", "Loads of a stage's models while the node serves", "task", "variant"
+        )
+        self.model_unloads = self._counter("model_unloads", "Unloads of a stage's models", "task", "variant")
         self.decoding_bytes = self._gauge("decoding_bytes", "Upper bound of the memory that decoding takes", "task")
         self.decoding_peak_bytes = self._gauge("decoding_peak_bytes", "Highest value of decoding_bytes", "task")
 

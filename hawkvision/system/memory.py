@@ -164,6 +164,12 @@ def give_back_at_once() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
+def give_back_freed() -> None:
+    """Return what glibc's allocator keeps of freed memory to the kernel (malloc_trim(3)). Takes some milliseconds."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryParts:
     """Parts of a memory budget in bytes."""

@@ -20,6 +20,8 @@ from edge.escalation.transport import Ingress
 from edge.factory import NodeComponents, make_context
 from edge.inference.decoding_limits import DecodingLimits
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel, StagePrediction
+from edge.inference.resident_models import ModelMemory
+from edge.inference.shared_models import ModelUse
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.certificate_reload import Certification, MakePolicy
 from edge.monitoring.evidence_log import EvidenceLog
@@ -147,6 +149,9 @@ async def bench(
     config: EdgeConfig | None = None,
     baseline: LoadedBaseline | None = None,
     wide: Backend | None = None,
+    use: ModelUse | None = None,
+    memory: ModelMemory | None = None,
+    pinned: bool = False,
     reducer: Reducer | None = None,
     others: ConditionalEnsemble | None = None,
     max_pixels: int = 1_000_000,
@@ -162,7 +167,8 @@ async def bench(
     With `others` its edge stage is a conditional ensemble, which the profile does not mention. Of another `kind` its
     backend gives `tensors`, (1, ...) each.
     """
-    clock, backend, metrics = MonotonicClock(), GatedBackend(lead, tensors), EdgeMetrics()
+    clock, metrics = MonotonicClock(), EdgeMetrics()
+    backend: Any = GatedBackend(lead, tensors) if use is None else use.begin().backend
     profile = make_received_profile() if conditions else make_profile(intermediate=intermediate)
     settings = msgspec.structs.replace(
         config or EdgeConfig(), task=task, max_pixels=max_pixels, audit_share=audit_share
@@ -171,13 +177,14 @@ async def bench(
     policy = make_policy(profile, "small", "large", alone=peer is None, site=site)
     stage = EdgeStage(
         "small",
-        LoadedModel("small", backend, SPEC, wide),
+        LoadedModel("small", backend, SPEC, wide, use=use),
         1.0,
         policy.pair.score if kind is TEN else kind.scores[0],
         kind,
         others,
         fingerprint=f"{SHA}/int8",
     )
+    models = (memory or ModelMemory()).add(task, stage, pinned=pinned)
     limits = DecodingLimits(task, DecodingScales([SPEC], max_pixels, max_pixels), metrics)
     limits.divide(divided(256 * 1024 * 1024, None))
     pool: WorkerPool[StagePrediction] = WorkerPool(1, 64, memory=limits.memory)
@@ -192,11 +199,12 @@ async def bench(
         task, max_streams, audit_share, metrics, file, clock, random.Random(1), policy.claims_in_force,
         policy.source.dates, wall,
     )  # fmt: skip
-    components = NodeComponents(stage, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
-    executor = EdgeExecutor(task, "small", pool, limits, clock, metrics, max_pixels)
+    models.serve(metrics, pool.limit)
+    components = NodeComponents(models, certification, "large", 16, Reducer((SPEC,), max_pixels), (SPEC,), baseline)
+    executor = EdgeExecutor(task, models, pool, limits, clock, metrics, max_pixels)
     kept = None if evidence is None else evidence()
     context = make_context(settings, components, executor, datacenter, streams, clock, metrics, kept)
-    node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, stage, metrics))
+    node = EdgeNode(context, streams, None if baseline is None else baseline.open(policy, models, metrics))
     try:
         yield Bench(node, backend, clock)
     finally:

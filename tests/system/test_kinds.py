@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from edge.factory import Environment, NodeComponents, open_node
+from edge.inference.resident_models import ModelMemory
 from edge.inference.stage_loader import StageLoader
 from edge.monitoring.certificate_reload import Certification
 from edge.serving.node import EdgeNode
@@ -141,7 +142,7 @@ async def opened(root: Path, task: str, url: str, audit_share: float = 0.0) -> A
     policy = Policy(profile, "small", "large")
     versions = CertifiedVersions({name: manifest.fingerprint(name) for name in ("small", "large")})
     components = NodeComponents(
-        stage,
+        ModelMemory().add(task, stage),
         Certification(profile, policy, versions, variant.temperature, policy.pair.score),
         "large",
         64,

@@ -32,10 +32,9 @@ from hawkvision.servers.bodies import Body
 from hawkvision.tasks.kind import TaskKind
 
 _INFER: Final = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_STATES: Final = {"ready": "READY", "loading": "LOADING", "unloaded": "UNAVAILABLE", "failed": "UNAVAILABLE"}
+"""Of models, as Triton names them."""
 _NOTHING: Final = {"count": 0, "ns": 0}
-_LOADED_AT_START: Final = (
-    "this node loads its models when it starts; set edge.tasks and edge.task_settings, and start it again"
-)
 IMAGES_AT_ONCE: Final = 2
 """Images of one request in the queue at once, for each worker: one runs, and one is ready."""
 JSON_ON_LOOP_BYTES: Final = 64 * 1024
@@ -188,7 +187,9 @@ def routes(frontend: Frontend) -> list[BaseRoute]:
         return _json(encoding.model_config(*_described(frontend, request)))
 
     async def model_ready(request: Request) -> Response:
-        return _json({"name": _described(frontend, request)[0], "ready": True})
+        task, _ = _described(frontend, request)
+        frontend.ready_tasks().node(task).models.check()
+        return _json({"name": task, "ready": True})
 
     async def statistics(request: Request) -> Response:
         return _json({"model_stats": [_statistics(frontend, _described(frontend, request)[0])]})
@@ -198,26 +199,22 @@ def routes(frontend: Frontend) -> list[BaseRoute]:
 
     async def index(_: Request) -> Response:
         tasks, version = frontend.ready_tasks(), encoding.MODEL_VERSION
-        ready = [{"name": node.task, "version": version, "state": "READY", "reason": ""} for node in tasks.nodes]
-        failed = [
-            {"name": each.task, "version": version, "state": "UNAVAILABLE", "reason": each.reason}
-            for each in tasks.failures
-        ]
-        return _json(ready + failed)
+        states = {node.task: (_STATES[node.models.state], node.models.reason or "") for node in tasks.nodes}
+        states |= {each.task: ("UNAVAILABLE", each.reason) for each in tasks.failures}
+        return _json([{"name": n, "version": version, "state": s, "reason": r} for n, (s, r) in states.items()])
 
     async def load(request: Request) -> Response:
         task, headers = request.path_params["task"], request.headers
-        if task not in [node.task for node in frontend.ready_tasks().nodes]:
-            raise BadField(f"cannot load {task[:100]!r}: {_LOADED_AT_START}")
         if "transfer-encoding" in headers or headers.get("content-length", "0") not in ("0", "2"):  # nothing, or {}
-            raise BadField(f"cannot load {task!r} with parameters: {_LOADED_AT_START}")
-        return _json({})  # it is loaded already
+            raise BadField(
+                f"cannot load {task[:100]!r} with parameters: set edge.task_settings, and start the node again"
+            )
+        await frontend.ready_tasks().node(task).models.load()
+        return _json({})
 
     async def unload(request: Request) -> Response:
-        task, names = request.path_params["task"], frontend.ready_tasks().names
-        if task not in names:
-            raise BadField(f"cannot unload {task[:100]!r}: this node serves {', '.join(map(repr, names))}")
-        raise BadField(f"cannot unload {task!r}: a node serves its tasks until it is stopped")
+        await frontend.ready_tasks().node(request.path_params["task"]).models.unload()
+        return _json({})
 
     get, post = ["GET"], ["POST"]
     of_model = {"": model, "/config": config, "/ready": model_ready, "/stats": statistics}

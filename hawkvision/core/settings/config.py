@@ -137,6 +137,12 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
     task_settings: Annotated[tuple[Word, ...], MODEL(
         "Settings of single tasks, each as `TASK.SETTING=VALUE`, such as `pets.variant=small`. They override the "
         "node's own for that task.")] = ()
+    model_memory_bytes: Annotated[int, MODEL(
+        "Memory for the models of all tasks, in bytes. Where they do not fit, tasks are loaded when they are asked "
+        "for, and the least recently used ones are unloaded. Default: three quarters of what the process may use at "
+        "its start, cgroup limits included.", ge=1)] | None = None
+    pinned_tasks: Annotated[tuple[Word, ...], MODEL(
+        "Tasks whose models are never unloaded.")] = ()
     variant: Annotated[Word | None, MODEL(
         "The edge stage: a variant or ensemble of the manifest. Default: the manifest's `cascade.default_edge`, or "
         "`cascade.fpga` with an FPGA.")] = None

@@ -66,6 +66,8 @@ def check_tasks(config: EdgeConfig, convert: Converter) -> None:
         raise ConfigError(f"edge.task = {config.task!r}: expected one task; for several: --tasks {config.task}")
     if len(set(names)) != len(names):
         raise ConfigError(f"edge.tasks: expected each task once, got {', '.join(names)}")
+    if unknown := set(config.pinned_tasks) - set(names):
+        raise ConfigError(f"edge.pinned_tasks: expected some of {', '.join(names)}, got {', '.join(sorted(unknown))}")
     for name in OF_ONE_TASK if len(names) > 1 else ():
         if (value := getattr(config, name)) is not None:
             raise ConfigError(

@@ -225,6 +225,7 @@ def test_a_key_may_do_what_its_scopes_say(path: Path) -> None:
         ("GET", "/v20", OBSERVE),
         ("POST", "/metrics", OPERATE),
         ("POST", "/v2/repository/models/imagenet/unload", OPERATE),
+        ("POST", "/v1/tasks/imagenet/load", OPERATE),
         ("DELETE", "/v1/classify", OPERATE),
         ("OBSERVE", "/anything\nelse", OPERATE),
     ],

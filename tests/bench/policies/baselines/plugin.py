@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from edge.inference.edge_stage import EdgeStage
+from edge.inference.resident_models import ResidentStage
 from edge.monitoring.certificate_reload import MakePolicy
 from edge.serving.policy_plugin import BaselinePolicy, LoadedBaseline
 from hawkvision.cascade.policy import Policy
@@ -48,7 +49,7 @@ class ThresholdBaseline:
         tuned = read_thresholds(self.config.feature(BaselineSettings).thresholds or "")
         return partial(BaselineRoutes, rule=partial(threshold, tuned=tuned))
 
-    def open(self, policy: Policy, stage: EdgeStage, metrics: EdgeMetrics) -> BaselinePolicy:
+    def open(self, policy: Policy, models: ResidentStage, metrics: EdgeMetrics) -> BaselinePolicy:
         """See `LoadedBaseline`."""
         return BaselinePolicy(self.config.policy, BaselineHandler, nothing_to_close)
 
@@ -66,10 +67,11 @@ class InfaasBaseline:
         """See `LoadedBaseline`."""
         return partial(BaselineRoutes, rule=self.registration.rule)
 
-    def open(self, policy: Policy, stage: EdgeStage, metrics: EdgeMetrics) -> BaselinePolicy:
+    def open(self, policy: Policy, models: ResidentStage, metrics: EdgeMetrics) -> BaselinePolicy:
         """See `LoadedBaseline`."""
         config, registration = self.config, self.registration
-        worker = Worker(config.task, registration, registration.accuracies(policy), stage, config.max_queue, metrics)
+        accuracies = registration.accuracies(policy)
+        worker = Worker(config.task, registration, accuracies, models.stage, config.max_queue, metrics)
         return BaselinePolicy(config.policy, partial(InfaasHandler, worker), worker.close)
 
 

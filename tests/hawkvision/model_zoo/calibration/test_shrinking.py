@@ -142,7 +142,7 @@ def test_edge_nodes_send_images_as_the_profile_says(task: StripesTask, allowed: 
     own.write_bytes(dump(msgspec.structs.replace(task.profile, shrinking=shrinking)))
     config = EdgeConfig(task="stripes", models_dir=task.models, cache_dir=task.cache, profile=own)
     components = load_components(config)
-    components.stage.close()
+    components.models.stage.close()
     body = task.bodies[0]
     sent = components.reducer.reduced(body, probe(body))
     assert (sent is body, probe(sent).width) == ((False, SIDE) if allowed else (True, SIDE * FINER))
