@@ -119,6 +119,13 @@ class ResidentStage:
         """Bytes of its models, in memory or not."""
         return self._memory.shared.bytes_of(self.keys)
 
+    def beside(self, stage: EdgeStage) -> ResidentStage:
+        """Another stage of the task, which is not in memory until it is asked for."""
+        found = ResidentStage(self._memory, self.task, stage, self.load_s, pinned=False)
+        found.state = "unloaded"
+        self._memory.stages.append(found)
+        return found
+
     def settle(self) -> None:
         """At the start: stay if there is room beside the stages before this one, else leave.
 

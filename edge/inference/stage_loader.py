@@ -117,7 +117,7 @@ class StageLoader:
         return stage
 
     def _model(self, variant: Variant, *, known: bool) -> LoadedModel:
-        use = ModelUse(self._shared, self._key(variant, known=known), partial(self._opened, variant, known=known))
+        use = ModelUse(self._shared, self._key(variant), partial(self._opened, variant, known=known))
         model = use.begin()
         try:
             decoder = OutputDecoder(variant, self._kind)
@@ -128,10 +128,10 @@ class StageLoader:
         again = None if self._config.backend.startswith("fpga-") else use  # a device is not opened twice
         return LoadedModel(variant.name, model.backend, variant.input, model.wide, decoder.decode, again)
 
-    def _key(self, variant: Variant, *, known: bool) -> Hashable:
+    def _key(self, variant: Variant) -> Hashable:
         """What two tasks must have in common to run one model. A variant that is not pinned has a model of its own."""
         config = self._config
-        execution = (config.backend, config.onnx_providers, config.onnx_precision, config.intra_op_threads, known)
+        execution = (config.backend, config.onnx_providers, config.onnx_precision, config.intra_op_threads)
         spec = (variant.input.height, variant.input.width, self._manifest.classes)
         if variant.sha256 is None or config.backend not in _SHARED:
             return object()

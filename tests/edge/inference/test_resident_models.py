@@ -8,38 +8,28 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from edge.inference.resident_models import ModelMemory, ResidentStage
-from edge.inference.shared_models import ModelUse, OpenModel
-from hawkvision.core.errors import BackendError, BadField, ConfigError, NotReady
+from edge.inference.resident_models import ResidentStage
+from hawkvision.core.errors import BadField, ConfigError, NotReady
+from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Quality, Tier
 from tests.edge.bench import SURE, Bench, GatedBackend, bench, run
+from tests.edge.disk import Disk
 from tests.edge.peer import Peer
+from tests.fuzz.examples import examples
 from tests.waiting import until
 
-SIZES = {"one": 4, "two": 4, "three": 4, "large": 9, "huge": 11}
+SIZES = {"small": 1, "one": 4, "two": 4, "three": 4, "large": 9, "huge": 11}
 LIMIT = 10
 
 
-class Disk:
-    """Where models are loaded from: what was, and a gate that loads wait at."""
+class Tasks(Disk):
+    """Nodes whose models share a memory."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self.memory = ModelMemory(limit)
-        self.loads: list[str] = []
-        self.broken = False
-
-    def use(self, name: str, file: str | None = None) -> ModelUse:
-        """Of a model; tasks with the same file share it."""
-        self.memory.shared.grown(file or name, SIZES[name])
-
-        def load() -> OpenModel:
-            self.loads.append(name)
-            if self.broken:
-                raise BackendError("the disk is broken")
-            return OpenModel(GatedBackend(SURE), None)
-
-        return ModelUse(self.memory.shared, file or name, load)
+        super().__init__(limit, SIZES)
 
     @asynccontextmanager
     async def node(self, task: str, peer: Peer | None = None, *, pinned: bool = False) -> AsyncIterator[Bench]:
@@ -72,7 +62,7 @@ async def holding(node: Bench) -> Callable[[], None]:
 
 
 def test_what_fits_is_loaded_at_the_start_in_order_and_the_rest_when_it_is_asked_for() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.nodes("one", "two", "three") as nodes:
@@ -89,7 +79,7 @@ def test_what_fits_is_loaded_at_the_start_in_order_and_the_rest_when_it_is_asked
 
 
 def test_what_can_never_fit_is_said() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         with pytest.raises(ConfigError, match="its models take 0 MB, and 0 MB is all the memory for models"):
@@ -105,7 +95,7 @@ def test_what_can_never_fit_is_said() -> None:
 
 
 def test_pinned_models_stay() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.node("one", pinned=True) as pinned, disk.nodes("two", "three") as nodes:
@@ -119,20 +109,19 @@ def test_pinned_models_stay() -> None:
 
 
 def test_a_model_of_several_tasks_counts_once_and_is_closed_after_the_last() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         views = [disk.use(task, "file") for task in ("one", "two", "three")]
-        disk.memory.shared._bytes["file"] = 8
         async with contextlib.AsyncExitStack() as opened:
             nodes = [
                 await opened.enter_async_context(bench(None, SURE, task=f"view {i}", use=use, memory=disk.memory))
                 for i, use in enumerate(views)
             ]
-            assert (len(disk.ready()), disk.loads, disk.memory.shared.held_bytes) == (3, ["one"], 8)
+            assert (len(disk.ready()), disk.loads, disk.memory.shared.held_bytes) == (3, ["one"], 4)
             for node in nodes[:2]:
                 await models_of(node).unload()
-            assert disk.memory.shared.held_bytes == 8
+            assert disk.memory.shared.held_bytes == 4
             await models_of(nodes[2]).unload()
             assert disk.memory.shared.held_bytes == 0
 
@@ -140,7 +129,7 @@ def test_a_model_of_several_tasks_counts_once_and_is_closed_after_the_last() -> 
 
 
 def test_a_stage_in_use_leaves_after_its_last_use_and_later_requests_wait_for_it() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.nodes("large", "one") as (busy, other):
@@ -159,7 +148,7 @@ def test_a_stage_in_use_leaves_after_its_last_use_and_later_requests_wait_for_it
 
 
 def test_idle_models_leave_before_those_in_use() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.nodes("one", "two", "three") as (busy, idle, third):
@@ -173,7 +162,7 @@ def test_idle_models_leave_before_those_in_use() -> None:
 
 
 def test_all_who_wait_for_a_load_are_answered_before_it_can_leave_again() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.nodes("large", "one") as nodes:
@@ -186,7 +175,7 @@ def test_all_who_wait_for_a_load_are_answered_before_it_can_leave_again() -> Non
 
 
 def test_a_load_that_fails_is_tried_again_by_the_operator_alone() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.node("one") as node:
@@ -207,7 +196,7 @@ def test_a_load_that_fails_is_tried_again_by_the_operator_alone() -> None:
 
 
 def test_requests_wait_in_a_bounded_number_and_until_their_deadline() -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.nodes("large", "one") as (busy, other):
@@ -227,7 +216,7 @@ def test_requests_wait_in_a_bounded_number_and_until_their_deadline() -> None:
 
 
 def test_the_datacenter_answers_what_would_wait_too_long(large: Peer) -> None:
-    disk = Disk()
+    disk = Tasks()
 
     async def scenario() -> None:
         async with disk.node("large") as busy, disk.node("one", large) as other:
@@ -238,5 +227,34 @@ def test_the_datacenter_answers_what_would_wait_too_long(large: Peer) -> None:
             assert models_of(other).state == "loading", "it is loaded meanwhile"
             let_go()
             await until(lambda: models_of(other).state == "ready")
+
+    run(scenario)
+
+
+@settings(max_examples=examples(125), deadline=None)
+@given(st.lists(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=4), max_size=6), st.integers(11, 26))
+def test_memory_stays_within_its_limit_and_no_request_gets_an_unloaded_model(
+    rounds: list[list[str]], limit: int
+) -> None:
+    async def one(models: ResidentStage) -> None:
+        await models.present()
+        with models:
+            await asyncio.sleep(0)
+            assert models.stage.first.is_open
+
+    async def scenario() -> None:
+        disk = Tasks(limit)
+        first = disk.memory.add("small", disk.stage("small"))
+        first.serve(EdgeMetrics(), 8)
+        await first.unload()
+        found = {name: first.beside(disk.stage(name)) for name in SIZES}
+        for models in found.values():
+            models.serve(EdgeMetrics(), 8)
+        for names in rounds:
+            await asyncio.gather(*(one(found[name]) for name in names))
+            held = sum(SIZES[name] for name, models in found.items() if models.state == "ready")
+            assert disk.memory.shared.held_bytes == held <= limit
+        for models in (first, *found.values()):
+            await models.close()
 
     run(scenario)

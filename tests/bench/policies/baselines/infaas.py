@@ -13,10 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import Counter
-
 from edge.escalation.client import DatacenterClient
-from edge.inference.edge_stage import EdgePrediction, EdgeStage
+from edge.inference.edge_stage import EdgePrediction
+from edge.inference.resident_models import ResidentStage
 from edge.serving.context import ServingContext
 from edge.serving.outcome import datacenter_answer, edge_answer
 from edge.serving.request import RoutedImage
@@ -24,7 +23,6 @@ from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import Answer, Reason
 from tests.bench.policies.baselines.handlers import BaselineHandler, cancelled, waiting
 from tests.bench.policies.baselines.registration import Registration
-from tests.bench.policies.baselines.residency import Residency
 from tests.bench.policies.baselines.routes import DIGITS, Registered
 
 GAIN: Final = 0.1
@@ -86,47 +84,47 @@ class Worker:
         task: str,
         registration: Registration,
         accuracies: Registered,
-        first: EdgeStage,
+        edge: ResidentStage,
         waiting_limit: int,
         metrics: EdgeMetrics,
     ) -> None:
-        """Start with one variant resident.
+        """Start with the edge stage resident, if it is.
 
         Args:
             task: for metrics.
             registration: what is known of the variants.
             accuracies: what targets ask for.
-            first: the variant that is loaded already.
-            waiting_limit: requests that may wait for models to be loaded.
+            edge: the models of the edge stage; those of all other variants share their memory.
+            waiting_limit: requests that may wait for a variant to be loaded.
             metrics: where to count.
         """
         self.accuracies = accuracies
         self._registration = registration
         self._task = task
         self._metrics = metrics
-        self._loads = Counter(
-            "hawkvision_model_loads", "Variants loaded while running, on demand", ("task", "variant"),
-            registry=metrics.registry,
-        )  # fmt: skip
         # Measured times as multiples of the profiled ones, for all variants together: what slows one down slows the
         # others down. Separate estimates would make variants that are in use look slower than those that are not.
         self._pace, self._load_pace, self._decode_ms = 1.0, 1.0, 0.0
-        sizes = {name: each.size for name, each in registration.variants.items()}
-        self.residency = Residency(registration.load, sizes, registration.limit, first, waiting_limit, self._loaded)
+        self._resident = {
+            name: edge if name == registration.edge else edge.beside(each.stage)
+            for name, each in registration.variants.items()
+        }
+        for each in self._resident.values():
+            each.serve(metrics, waiting_limit)
 
     def options(self, queue_ms: float) -> list[Option]:
         """The node's own, with the wait for a worker thread and for loads."""
         variants = self._registration.variants
-        coming = self.residency.coming
-        loaded = frozenset(self.residency.loaded)
+        coming = [name for name, each in self._resident.items() if each.state == "loading"]
         loading_ms = self._load_pace * sum(variants[name].load_ms for name in coming)
         found: list[Option] = []
         for name, each in variants.items():
             wait_ms = queue_ms
-            if name not in loaded:
+            resident = self._resident[name].state == "ready"
+            if not resident:
                 wait_ms += loading_ms + (0.0 if name in coming else self._load_pace * each.load_ms)
             serve_ms = self._decode_ms + self._pace * each.infer_ms
-            found.append(Option(name, each.accuracy, serve_ms, wait_ms, resident=name in loaded))
+            found.append(Option(name, each.accuracy, serve_ms, wait_ms, resident=resident))
         return found
 
     def remote_options(self, context: ServingContext) -> list[Option]:
@@ -150,17 +148,22 @@ class Worker:
         """A variant's prediction; the wait for its load counts as time in the queue.
 
         Raises:
-            Overloaded: if the queue, or the line for loads, is full.
+            NotReady: if the line for its load is full.
+            Overloaded: if the queue is full.
             RequestError: if the image is broken.
         """
         executor, asked = context.executor, context.clock.now()
-        async with self.residency.held(name) as stage:
+        models = self._resident[name]
+        stage, profiled = models.stage, self._registration.variants[name]
+        if models.state != "ready":
+            await models.present()
+            self._load_pace += GAIN * (models.load_s * 1e3 / profiled.load_ms - self._load_pace)
+        with models:
             waited_ms = (context.clock.now() - asked) * 1e3
             # Images that wait for the same variant share a run of it, as under the node's own policy.
             result, queue_ms = await executor.queued(image, executor.job(image, stage), stage)
         if stage.others is None or result.full_ensemble:  # else it is not the work that was profiled
-            infer_ms = self._registration.variants[name].infer_ms
-            self._pace += GAIN * (result.infer_ms / infer_ms - self._pace)
+            self._pace += GAIN * (result.infer_ms / profiled.infer_ms - self._pace)
         self._decode_ms += GAIN * (result.decode_ms - self._decode_ms)
         self._metrics.queue_duration.labels(self._task).observe((waited_ms + queue_ms) * 1e-3)
         self._metrics.inference_duration.labels(self._task, name).observe(result.infer_ms * 1e-3)
@@ -168,11 +171,7 @@ class Worker:
 
     async def close(self) -> None:
         """Unload everything."""
-        await self.residency.close()
-
-    def _loaded(self, name: str, load_ms: float) -> None:
-        self._load_pace += GAIN * (load_ms / self._registration.variants[name].load_ms - self._load_pace)
-        self._loads.labels(self._task, name).inc()
+        await asyncio.gather(*(each.close() for each in self._resident.values()))
 
 
 class InfaasHandler(BaselineHandler):

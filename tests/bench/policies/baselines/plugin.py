@@ -70,8 +70,7 @@ class InfaasBaseline:
     def open(self, policy: Policy, models: ResidentStage, metrics: EdgeMetrics) -> BaselinePolicy:
         """See `LoadedBaseline`."""
         config, registration = self.config, self.registration
-        accuracies = registration.accuracies(policy)
-        worker = Worker(config.task, registration, accuracies, models.stage, config.max_queue, metrics)
+        worker = Worker(config.task, registration, registration.accuracies(policy), models, config.max_queue, metrics)
         return BaselinePolicy(config.policy, partial(InfaasHandler, worker), worker.close)
 
 

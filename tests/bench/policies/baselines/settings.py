@@ -22,9 +22,6 @@ class BaselineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     thresholds: Annotated[str, BASELINES(
         "What `threshold` was tuned to: for each accuracy drop, the score from which it accepts the edge's answer, as "
         "in `0=inf,0.01=0.93,0.05=0.5`.")] | None = None
-    resident_memory_mb: Annotated[float, BASELINES(
-        "Model files that `infaas` keeps loaded at once, in 10⁶ bytes; none means 16, three quantised networks of "
-        "5 MB.", gt=0.0, le=1_000_000.0)] | None = None
     # fmt: on
 
 
@@ -56,9 +53,8 @@ def check(config: EdgeConfig, baseline: BaselineSettings) -> None:
     """
     if config.policy == "threshold":
         read_thresholds(baseline.thresholds or "")
-    for key, policy in (("thresholds", "threshold"), ("resident_memory_mb", "infaas")):
-        if getattr(baseline, key) is not None and config.policy != policy:
-            raise ConfigError(f"edge.{key} belongs to edge.policy = {policy!r}, got {config.policy!r}")
+    elif baseline.thresholds is not None:
+        raise ConfigError(f"edge.thresholds belongs to edge.policy = 'threshold', got {config.policy!r}")
     if config.backend.startswith("fpga-") and config.policy == "infaas":
         raise ConfigError(
             f"edge.backend = {config.backend!r} runs the quantised variants only, edge.policy = 'infaas' needs them all"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -16,12 +16,13 @@ from tests.bench.policies.baselines.infaas import Option, choose
 from tests.bench.policies.baselines.plugin import InfaasBaseline, with_baselines
 from tests.bench.policies.baselines.registration import Profiled, Registration
 from tests.bench.policies.baselines.settings import BaselineSettings
-from tests.bench.policies.baselines.store import SIZES, Store
-from tests.edge.bench import SURE, bench, known, run
+from tests.edge.bench import SURE, Bench, bench, known, run
 from tests.edge.conftest import Caller
+from tests.edge.disk import Disk
 from tests.edge.peer import Peer
 from tests.images import encoded
 
+SIZES = {"small": 5, "mid": 6, "big": 8}
 INFAAS = EdgeConfig(policy="infaas", task="digits")
 
 
@@ -74,28 +75,36 @@ def test_the_choice(options: list[Option], required: float, slack_ms: float | No
 # ------------------------------------------------------------------------------------------------------- answers
 
 
-def registered(store: Store, limit: int = 11) -> Registration:
+def registered(disk: Disk) -> Registration:
     accuracies = {"small": 0.75, "mid": 0.85, "big": 0.88}
     variants = {
-        name: Profiled(accuracy, SIZES[name], infer_ms=float(SIZES[name]), load_ms=20.0)
+        name: Profiled(accuracy, infer_ms=float(SIZES[name]), load_ms=20.0, stage=disk.stage(name))
         for name, accuracy in accuracies.items()
     }
-    return Registration(variants, "small", "large", {"medium": 0.91, "large": 0.95}, limit, store.load)
+    return Registration(variants, "small", "large", {"medium": 0.91, "large": 0.95})
+
+
+@asynccontextmanager
+async def node(peer: Peer | None, disk: Disk, config: EdgeConfig = INFAAS) -> AsyncIterator[Bench]:
+    baseline = InfaasBaseline(config, registered(disk), None)
+    async with bench(peer, SURE, baseline=baseline, use=disk.use("small"), memory=disk.memory) as found:
+        yield found
 
 
 def on_node(
     peer: Peer | None, *asks: Mapping[str, Any], limit: int = 11
 ) -> tuple[list[Answer], list[str], dict[str, float]]:
-    """The answers of one node, what it loaded, and what it counted as loaded."""
-    store = Store()
+    """The answers of one node, what it loaded after its start, and what it counted as loaded."""
+    disk = Disk(limit, SIZES)
 
     async def scenario() -> tuple[list[Answer], dict[str, float]]:
-        async with bench(peer, SURE, baseline=InfaasBaseline(INFAAS, registered(store, limit), None)) as it:
+        async with node(peer, disk) as it:
+            disk.loads.clear()
             answers = [await it.ask(**fields) for fields in asks]
-            return answers, {name: it.counted("model_loads_total", variant=name) for name in SIZES}
+            return answers, {name: it.counted("model_load_duration_seconds_count", variant=name) for name in SIZES}
 
     answers, counted = run(scenario)
-    return answers, store.loads, counted
+    return answers, disk.loads, counted
 
 
 def test_variants_are_loaded_when_a_target_needs_them(large: Peer) -> None:
@@ -126,7 +135,7 @@ def test_the_nodes_best_choice_answers_just_before_the_deadline(large: Peer) -> 
     config = infaas()
 
     async def scenario() -> Answer:
-        async with bench(large, SURE, baseline=InfaasBaseline(config, registered(Store()), None)) as it:
+        async with node(large, Disk(11, SIZES), config) as it:
             await known(it.node)
             return await it.ask(target=Quality.BEST, deadline_ms=600.0)
 
@@ -149,12 +158,13 @@ def infaas_node(*words: str) -> Iterator[Caller]:
 
 
 def test_a_node_loads_its_manifests_variants_under_its_memory() -> None:
-    with infaas_node("--resident-memory-mb", "6") as caller:
+    with infaas_node() as caller:
         models = [caller.classify(encoded(), query).json["model"] for query in ("min_accuracy=0.5", "quality=best")]
         listed = caller.get("/v1/targets").json
         loads = caller.get("/metrics").body.decode()
-    assert models == ["efficientnet_lite0_int8", "efficientnet_lite1_int8"], "only one of them fits at a time"
-    assert 'hawkvision_model_loads_total{task="imagenet",variant="efficientnet_lite1_int8"} 1.0' in loads
+    assert models[0] == "efficientnet_lite0_int8" != models[1]
+    name = "hawkvision_model_load_duration_seconds_count"
+    assert f'{name}{{task="imagenet",variant="{models[1]}"}} 1.0' in loads
     assert listed["policy"] == "infaas"
 
 
@@ -162,3 +172,10 @@ def test_a_node_with_a_variant_registers_that_alone() -> None:
     with infaas_node("--variant", "squeezenet1_1_int8") as caller:
         models = [caller.classify(encoded(), query).json["model"] for query in ("min_accuracy=0.5", "quality=best")]
     assert models == ["squeezenet1_1_int8"] * 2
+
+
+def test_variants_leave_for_one_another(large: Peer) -> None:
+    asks = [{"target": MinAccuracy(value)} for value in (0.7, 0.85, 0.88, 0.7)]
+    answers, loads, _ = on_node(large, *asks, limit=8)
+    assert [answer.model for answer in answers] == ["small", "mid", "big", "big"]
+    assert loads == ["mid", "big"], "what is resident answers where it is accurate enough"
