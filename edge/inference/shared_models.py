@@ -1,8 +1,8 @@
 """Loaded models that several tasks of one process run, and the memory that they take together.
 
 Views of a task have its very files, so a model counts once. What it takes is measured when it is opened for the first
-time: by how much the process grows, which does nothing else then. The very first time libraries are loaded as well,
-which do not leave with the model. Where it matters, a model is therefore opened twice.
+time, while the process does nothing else: by how much it grows, or where it matters, by how much it shrinks when the
+model is closed again, because libraries that are loaded with a model do not leave with it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,14 @@ class SharedModels:
             return model
 
     def _measured(self, key: Hashable, load: Callable[[], OpenModel]) -> OpenModel:
-        if self._exact:
-            load().close()
         before = settled_bytes()
         model = load()
-        self._bytes[key] = max(0, settled_bytes() - before)
+        after = settled_bytes()
+        if self._exact:
+            model.close()
+            del model
+            before, model = settled_bytes(), load()
+        self._bytes[key] = max(0, after - before)
         return model
 
     def give_back(self, key: Hashable) -> None:
