@@ -50,7 +50,7 @@ from hawkvision.inference.adaptive_parallelism import divides, usable_cores
 from hawkvision.inference.backend_registry import backend_name
 from hawkvision.inference.int8.backend import Int8Backend
 from hawkvision.models.manifest import InputSpec, cache_dir, load_manifest, models_dir
-from hawkvision.system.memory import divided, give_back_at_once
+from hawkvision.system.memory import divided
 from hawkvision.tasks.registry import load_kind
 from hawkvision.transport.settings import DatagramSettings
 
@@ -152,7 +152,6 @@ async def open_node(config: EdgeConfig, components: NodeComponents, shared: Envi
     """
     models, policy = components.models, components.certification.policy
     metrics, clock = shared.metrics, shared.clock
-    give_back_at_once()
     async with AsyncExitStack() as opened:
         opened.push_async_callback(models.close)
         _describe_backends(config, models.stage, metrics)
@@ -314,7 +313,8 @@ async def _warm_pool(
     for model in stage.models:
         before = settled_bytes()
         await asyncio.gather(*(pool.submit(partial(warm_up, model.backend, together)) for _ in range(workers)))
-        models.grown(model, settled_bytes() - before)
+        if together > 1:  # what a batch takes is kept
+            models.grown(model, settled_bytes() - before)
     if divides(config.backend, config.onnx_providers):
         # One worker is enough here: the models are warm on all of them, and decoders are not per thread.
         await pool.submit(partial(look_at_samples, stage, config.max_pixels, shared.clock))

@@ -19,7 +19,7 @@ from edge.inference.edge_stage import EdgeStage, LoadedModel
 from edge.inference.shared_models import SharedModels
 from edge.inference.warm_up import warm_stage
 from hawkvision.core.errors import BackendError, BadField, ConfigError, HawkVisionError, NotReady
-from hawkvision.system.memory import room, to_the_end
+from hawkvision.system.memory import give_back_at_once, room, to_the_end
 
 if TYPE_CHECKING:
     from hawkvision.core.metrics import EdgeMetrics
@@ -37,6 +37,7 @@ class ModelMemory:
 
     def __init__(self, limit: int | None = None, tasks: int = 1) -> None:
         """A budget for so many tasks, in bytes; None for a share of what the process may still use."""
+        give_back_at_once()
         found = room()
         self.limit = int(found.free_bytes * MODELS_SHARE) if limit is None else limit
         self.basis = found.limited_by if limit is None else "model_memory_bytes"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from threading import Lock
 
+import numpy as np
+
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.system.memory import give_back_freed, resident_bytes
 
@@ -72,6 +74,9 @@ class SharedModels:
     def _measured(self, key: Hashable, load: Callable[[], OpenModel]) -> OpenModel:
         before = settled_bytes()
         model = load()
+        for each in (model.backend, model.wide):
+            if each is not None:
+                each.infer(np.zeros((1, *each.input_shape), np.uint8))  # what an inference takes is kept
         after = settled_bytes()
         if self._exact:
             model.close()

@@ -14,13 +14,12 @@ from tests.edge.conftest import Caller
 from tests.images import encoded
 
 TASKS = ("imagenet", "cifar10")
-LARGE = ("--task-settings", "cifar10.variant=large")
 
 
 @contextmanager
 def node(*words: str) -> Iterator[tuple[ServerProcess, Caller]]:
     with (
-        running("edge", "--port", "0", "--tasks", ",".join(TASKS), *LARGE, *words) as server,
+        running("edge", "--port", "0", "--tasks", ",".join(TASKS), *words) as server,
         closing(Caller(server)) as caller,
     ):
         yield server, caller
@@ -64,7 +63,7 @@ def test_tasks_take_turns_where_memory_suffices_for_one(too_little: int) -> None
             assert (again.status, again.json["top_k"]) == (200, first["top_k"])
             assert states(caller) == {"imagenet": "ready", "cifar10": "unloaded"}
         assert metric(caller, "model_bytes") <= too_little
-        assert metric(caller, 'model_unloads_total{task="cifar10",variant="large"}') == 3.0
+        assert metric(caller, 'model_unloads_total{task="cifar10",variant="small"}') == 3.0
 
 
 @pytest.mark.slow
