@@ -159,16 +159,23 @@ def datacenter_answer(
     )
 
 
-def with_edge(image: RoutedImage, escalated: Escalated, edge: EdgePrediction) -> Escalated | None:
+def with_edge(
+    context: ServingContext, image: RoutedImage, escalated: Escalated, edge: EdgePrediction
+) -> Escalated | None:
     """A reply of some members together with the edge's prediction, whose model is named first; others stay.
 
-    None if the edge's prediction is all that counts: members are calibrated on whole images, not on parts.
+    None if the edge's prediction is all that counts: the datacenter had a part of the image, and is known to be right
+    less often about such parts than the edge about what it had. Some members, unless the opposite is known.
     """
     reply, kind = escalated.reply, image.stage.kind
+    if reply.received_fraction < 1.0:
+        at_edge = image.request.received
+        at_datacenter = _through_both(at_edge, Received(reply.received_fraction, reply.quality))
+        better = context.guarantees.policy.datacenter_is_better(at_edge, at_datacenter)
+        if better is False or (better is None and reply.part is not None):
+            return None
     if reply.part is None:
         return escalated
-    if reply.received_fraction < 1.0:
-        return None
     output = last_answer(kind, edge.result.own(), reply.part, whole=reply.whole)
     if output is None:
         return None

@@ -156,7 +156,7 @@ class RequestHandler:
             return None
         edge = edge or _found(standby)
         report_reply(self.context, self.image, escalated.reply, edge)
-        return escalated if edge is None else with_edge(self.image, escalated, edge)
+        return escalated if edge is None else with_edge(self.context, self.image, escalated, edge)
 
     def finish_at_edge(self, edge: EdgePrediction, reason: Reason | None = None) -> Answer:
         """Answer with the edge's prediction: it is sure enough, or nothing better came.

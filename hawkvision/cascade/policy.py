@@ -135,6 +135,18 @@ class Policy:
             first_only=True,
         )
 
+    def datacenter_is_better(self, at_edge: Received, at_datacenter: Received) -> bool | None:
+        """Whether the reference stage was measured to be right oftener than the edge stage, each on what it received.
+
+        None if nothing was measured of such images.
+        """
+        there = self.pair.condition(at_datacenter)
+        here = None if at_edge == WHOLE else self.pair.condition(at_edge)
+        if there is None or not there.thresholds or (here is None and at_edge != WHOLE):
+            return None
+        edge = self.edge_accuracy.value if here is None else here.edge_accuracy
+        return self.best_accuracy.value - there.thresholds[0].max_drop > edge
+
     def route(self, target: Target, received: Received = WHOLE) -> Route:
         """The route of a target for an image that was received as far as `received` says.
 

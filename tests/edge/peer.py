@@ -33,7 +33,7 @@ from hawkvision.core.escalation_api import (
     parse_escalation_datagram,
     parse_escalation_headers,
 )
-from hawkvision.core.types import Output, Prediction
+from hawkvision.core.types import WHOLE, Output, Prediction, Received
 from hawkvision.tasks.kind import TaskKind
 from hawkvision.tasks.serving import encode_reply
 from hawkvision.transport.coding.image_coding import Expired, Partial
@@ -92,6 +92,8 @@ class Peer:
     part_output: Output | None = None
     """What they computed, in place of a probability of 0.5 for the class."""
     part_fraction: float = 1.0
+    received: Received = WHOLE
+    """What it says that it had of an image whose answer is complete."""
     """The share of the image that they had."""
     breaks_off: bool = False
     """Whether the connection ends after the parts, or over datagrams the last of them is the answer."""
@@ -194,7 +196,14 @@ class Peer:
             top = self.answers[differs]
         by_best, by_intermediate = self.stated(self.fingerprint), self.stated(self.intermediate_fingerprint)
         answer = EscalationReply(
-            top, self.model, EscalationTiming(1.0, 0.5, 2.0, 4.0), batch_size=1, score=None, fingerprint=by_best
+            top,
+            self.model,
+            EscalationTiming(1.0, 0.5, 2.0, 4.0),
+            batch_size=1,
+            score=None,
+            fingerprint=by_best,
+            received_fraction=self.received.fraction,
+            quality=self.received.quality,
         )
         if asked.intermediate is None or not self.knows_intermediate:
             asked_for_intermediate = asked.variant is not None and asked.variant == self.intermediate

@@ -21,6 +21,7 @@ from hawkvision.core.types import (
     MaxAccuracyDrop,
     OnMiss,
     Quality,
+    Received,
     StatusReason,
     Tier,
 )
@@ -89,6 +90,20 @@ def test_a_part_that_had_less_of_the_image_than_the_edge_counts_for_nothing(slow
     answer = asked(slow, lead=1.5)
     assert (answer.tier, answer.model, answer.index) == (Tier.EDGE, "small", 3)
     assert (answer.escalated, answer.degraded_reason) == (True, DegradedReason.NO_REPLY)
+
+
+@pytest.mark.parametrize(("received", "tier"), [(0.8, Tier.DATACENTER), (0.1, Tier.EDGE)])
+def test_a_complete_answer_to_a_part_of_the_image_counts_where_it_was_measured_to_be_right_oftener(
+    large: Peer, received: float, tier: Tier
+) -> None:
+    large.received = Received(received, 80)
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE, conditions=True) as it:
+            return await it.ask(deadline_ms=LONG_DEADLINE_MS)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.escalated) == (tier, True)
 
 
 @pytest.mark.parametrize(("edge_runs", "model"), [(True, "small+large"), (False, "large")])

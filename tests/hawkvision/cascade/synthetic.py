@@ -68,7 +68,7 @@ def make_profile(seed: int = 7, n: int = 3_000, intermediate: bool = False) -> P
     )
 
 
-HARM = {(80, 1.0): 0.05, (80, 0.75): 0.3, (80, 0.0): 1.5, (27, 1.0): 0.4, (27, 0.6): 1.0}
+HARM = {(80, 1.0): 0.05, (80, 0.75): 0.3, (80, 0.0): 2.0, (27, 1.0): 0.4, (27, 0.6): 1.0}
 """Conditions of `make_received_profile`, finest first, and how much noise each adds to logits."""
 
 

@@ -158,3 +158,16 @@ def test_a_confidence_is_compared_at_the_conditions_temperature(confidence: floa
     assert (route.threshold, route.by_confidence, route.below_target) == (confidence, True, False)
     assert route.temperature == condition(27, 1.0).edge_temperature
     assert 0.0 <= route.escalation <= 1.0
+
+
+def test_a_part_of_an_image_helps_only_while_the_reference_stage_reads_it_better_than_the_edge_the_whole() -> None:
+    policy = Policy(make_received_profile(), "small", "large")
+    gap = policy.best_accuracy.value - policy.edge_accuracy.value
+    for received in (Received(0.8, 80), Received(0.1, 80)):
+        condition = policy.pair.condition(received)
+        assert condition is not None
+        expected = condition.thresholds[0].max_drop < gap
+        assert policy.datacenter_is_better(WHOLE, received) is expected
+    assert policy.datacenter_is_better(WHOLE, Received(0.1, 80)) is False
+    assert policy.datacenter_is_better(Received(0.1, 80), Received(0.8, 80)) is True, "the edge had less"
+    assert Policy(make_profile(), "small", "large").datacenter_is_better(WHOLE, Received(0.8, 80)) is None
