@@ -22,7 +22,7 @@
 
     POST /v1/cancel
         traceparent: 00-…                      of the request whose reply is not wanted any more
-    204                                        whether or not this process knows it; it is answered with 499
+    204                                        whether or not this process has it; if so, it is answered with 499
 
     GET /v1/transport
     200 {"datagram": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
