@@ -14,12 +14,13 @@ from typing import Final
 import numpy as np
 
 from edge.inference.edge_stage import EdgeStage
+from hawkvision.cascade.certification.profile_files import load_profile_of
 from hawkvision.cascade.policy import Policy
 from hawkvision.core.advice import advise
 from hawkvision.core.errors import ArtifactError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.inference.backends.interface import Backend
-from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path
+from hawkvision.models.manifest import Manifest, MeasuredAccuracy, artifact_path, models_dir
 from tests.bench.policies.baselines.routes import Registered, Rule, to_best, to_edge
 
 PROFILE_LOADS: Final = 3
@@ -80,8 +81,8 @@ def register(
 ) -> Registration:
     """Load each variant, and measure it. Blocks for some tenths of a second per variant.
 
-    Accuracies are the manifest's, which has one for every variant, all measured on the same images. The profile has
-    those of the cascade's stages alone.
+    Accuracies are the manifest's, which has one for every variant, all measured on the same images. Where it has none,
+    as for views of another task, they are the profile's, which has those of the cascade's stages alone.
 
     Args:
         config: task, backend, memory and the edge's variant: if it is named, only that and its members are registered;
@@ -97,6 +98,9 @@ def register(
     """
     known = {each.name: each.accuracy for each in manifest.variants if each.accuracy is not None}
     known |= {each.name: each.accuracy for each in manifest.ensembles if each.accuracy is not None}
+    if not known:
+        profile = load_profile_of(manifest, models_dir(config.models_dir, config.task), config.profile)
+        known = {each.name: each.accuracy for each in profile.stages}
     datacenters = {each.name for each in manifest.ensembles if each.accept_confidence is None}
     mine = {edge, *(each.name for each in manifest.members(edge))} if config.variant is not None else known.keys()
     registered = {name: accuracy for name, accuracy in known.items() if name in mine - datacenters}
