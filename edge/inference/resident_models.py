@@ -238,10 +238,13 @@ class ResidentStage:
         log.info("%s: unloaded %s", self.task, self.stage.name)
 
     async def close(self) -> None:
-        """Give up a load, and give the memory back."""
+        """Give up a load, so that requests that wait for it fail, and give the memory back."""
+        self.state, self.reason = "failed", "the node is shutting down"
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
+        if self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
         if self in self._memory.stages:
             self._memory.stages.remove(self)
         self.stage.close()
@@ -265,9 +268,6 @@ class ResidentStage:
                 if self._metrics is not None:
                     self._metrics.model_load_duration.labels(self.task, self.stage.name).observe(self.load_s)
                 log.info("%s: loaded %s in %.0f ms", self.task, self.stage.name, self.load_s * 1e3)
-            except asyncio.CancelledError:
-                settled.cancel()
-                raise
             except Exception as error:
                 self.state = "failed"
                 self.reason = error.message if isinstance(error, HawkVisionError) else type(error).__name__

@@ -195,6 +195,23 @@ def test_a_load_that_fails_is_tried_again_by_the_operator_alone() -> None:
     run(scenario)
 
 
+def test_requests_that_wait_for_a_load_or_for_its_turn_fail_when_the_node_closes() -> None:
+    disk = Tasks()
+
+    async def scenario() -> None:
+        async with disk.nodes("large", "one", "two") as (busy, *others):
+            let_go = await holding(busy)
+            asked = [asyncio.ensure_future(node.ask(target=Quality.FAST)) for node in others]
+            await until(lambda: [models_of(node).state for node in (busy, *others)] == ["unloaded", *["loading"] * 2])
+            await asyncio.gather(*(models_of(node).close() for node in others))
+            for each in asked:
+                with pytest.raises(NotReady, match="the node is shutting down"):
+                    await asyncio.wait_for(each, 10.0)
+            let_go()
+
+    run(scenario)
+
+
 def test_requests_wait_in_a_bounded_number_and_until_their_deadline() -> None:
     disk = Tasks()
 
