@@ -344,7 +344,7 @@ def load_tasks(configs: Mapping[str, EdgeConfig], given_up: Future[None] | None 
     """
     loaded: dict[str, Loaded] = {}
     failed: list[Exception] = []
-    memory = ModelMemory(next(iter(configs.values())).model_memory_bytes, len(configs))
+    memory = ModelMemory(next(iter(configs.values())).model_memory_bytes)
     for task, config in sorted(configs.items(), key=lambda each: each[0] not in each[1].pinned_tasks):
         try:
             loaded[task] = load_components(config, given_up, memory)

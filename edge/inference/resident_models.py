@@ -35,13 +35,16 @@ MODELS_SHARE: Final = 0.75
 class ModelMemory:
     """The budget of a node's models, and those that are in memory. Made on any thread, used by one event loop."""
 
-    def __init__(self, limit: int | None = None, tasks: int = 1) -> None:
-        """A budget for so many tasks, in bytes; None for a share of what the process may still use."""
+    def __init__(self, limit: int | None = None) -> None:
+        """A budget in bytes; None for a share of what the process may still use.
+
+        A share has to hold the libraries, too, so models are counted with those that they bring.
+        """
         give_back_at_once()
         found = room()
         self.limit = int(found.free_bytes * MODELS_SHARE) if limit is None else limit
         self.basis = found.limited_by if limit is None else "model_memory_bytes"
-        self.shared = SharedModels(exact=limit is not None or tasks > 1)
+        self.shared = SharedModels(exact=limit is not None)
         self.stages: list[ResidentStage] = []
         """In the order in which their tasks are loaded at the start."""
         self.turn = asyncio.Lock()

@@ -1,8 +1,8 @@
 """Loaded models that several tasks of one process run, and the memory that they take together.
 
 Views of a task have its very files, so a model counts once. What it takes is measured when it is opened for the first
-time, while the process does nothing else: by how much it grows, or where it matters, by how much it shrinks when the
-model is closed again, because libraries that are loaded with a model do not leave with it.
+time, while the process does nothing else: by how much it grows, or where that must be exact, by how much it shrinks
+when the model is closed again, because libraries that are loaded with a model stay; then it is opened twice.
 """
 
 from __future__ import annotations

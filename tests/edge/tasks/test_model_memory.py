@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -42,11 +44,34 @@ def asked(caller: Caller, task: str) -> Any:
 @pytest.fixture(scope="module")
 def too_little() -> int:
     """Bytes that do not suffice for the models of both tasks."""
-    with node() as (_, caller):
+    with node("--model-memory-bytes", str(1 << 40)) as (_, caller):
         assert states(caller) == dict.fromkeys(TASKS, "ready")
         assert metric(caller, "model_bytes") <= metric(caller, "model_memory_bytes")
         sizes = [int(each["model_bytes"]) for each in caller.get("/v1/tasks").json["tasks"]]
         return sum(sizes) - min(sizes) // 2  # a measurement varies by a megabyte or two
+
+
+COUNT_READS = """
+import sys
+from edge.factory import load_tasks
+from hawkvision.core.settings.config import EdgeConfig
+from hawkvision.core.settings.load import settings_of_tasks
+
+read = []
+sys.addaudithook(lambda event, args: read.append(str(args[0])) if event == "open" else None)
+budget = int(sys.argv[1]) if len(sys.argv) > 1 else None
+config = EdgeConfig(tasks=("cifar10", "fashion_mnist"), model_memory_bytes=budget, intra_op_threads=1)
+load_tasks(settings_of_tasks(config))
+print(sum(name.endswith(".onnx") for name in read))
+"""
+
+
+@pytest.mark.parametrize(("budget", "reads"), [((), 2), ((str(1 << 40),), 4)])
+def test_models_of_a_start_are_opened_once_and_twice_where_they_are_measured_for_a_budget(
+    budget: tuple[str, ...], reads: int
+) -> None:
+    ran = subprocess.run([sys.executable, "-c", COUNT_READS, *budget], capture_output=True, text=True, check=True)
+    assert int(ran.stdout.split()[-1]) == reads
 
 
 @pytest.mark.slow
