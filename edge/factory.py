@@ -39,6 +39,7 @@ from edge.serving.node import EdgeNode
 from edge.serving.policy_plugin import LoadedBaseline, find_baseline
 from edge.serving.recent_answers import RecentAnswers
 from edge.serving.tasks import Entry, ServedTasks, TaskFailure
+from hawkvision.cascade.cutoff import Cutoffs
 from hawkvision.core.clock import Clock
 from hawkvision.core.errors import HawkVisionError
 from hawkvision.core.metrics import EdgeMetrics
@@ -238,6 +239,7 @@ def make_context(
         datacenter=datacenter,
         datacenter_timeout_s=DATACENTER_TIMEOUT_S,
         uplink_metered=config.uplink_metered,
+        cutoffs=Cutoffs(),
         guarantees=guarantees,
         auditor=auditor,
     )

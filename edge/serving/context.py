@@ -14,6 +14,7 @@ from edge.monitoring.audits import Auditor
 from edge.monitoring.served_versions import ServedVersions
 from edge.serving.guarantees import Guarantees
 from edge.serving.request import RoutedImage
+from hawkvision.cascade.cutoff import Cutoffs
 from hawkvision.core.clock import Clock, Deadline
 from hawkvision.core.errors import Overloaded
 from hawkvision.core.metrics import EdgeMetrics
@@ -141,6 +142,8 @@ class ServingContext:
     """Longest wait for the datacenter, with or without a deadline."""
     uplink_metered: bool
     """Whether nothing may be sent before it is known to be needed."""
+    cutoffs: Cutoffs
+    """How long before a deadline the wait for the datacenter ends."""
     guarantees: Guarantees
     """The certificates in force."""
     auditor: Auditor

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from edge.escalation.reply_validation import Escalated
 from edge.inference.edge_stage import EdgePrediction
@@ -31,13 +31,16 @@ from edge.serving.outcome import (
     with_edge,
 )
 from edge.serving.request import RoutedImage
-from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Decision, Escalate, Miss, cutoff_before, decide
+from hawkvision.cascade.decision import Accept, Decision, Escalate, Miss, decide
 from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed, Overloaded, RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason
 from hawkvision.servers.bodies import CallerGone
 
 log = logging.getLogger("hawkvision.edge")
+
+FAST_EDGE_MS: Final = 5.0
+"""An edge stage that takes no longer delays no escalation by enough for both tiers at once."""
 
 
 def _found(running: asyncio.Future[EdgePrediction] | None) -> EdgePrediction | None:
@@ -153,6 +156,8 @@ class RequestHandler:
         self.begun = True
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
         if escalated is None:
+            if cutoff is not None:
+                self.context.cutoffs.waited(cutoff, self.context.clock.now())
             return None
         edge = edge or _found(standby)
         report_reply(self.context, self.image, escalated.reply, edge)
@@ -186,8 +191,8 @@ class RequestHandler:
     @property
     def cutoff(self) -> Deadline | None:
         """When the datacenter is not waited for any more, so that an answer can leave before the deadline."""
-        deadline = self.image.request.deadline
-        return None if deadline is None else cutoff_before(deadline)
+        asked, started = self.image.request.asked, self.image.request.started
+        return None if asked.deadline_ms is None else self.context.cutoffs.before(asked.deadline_ms, started)
 
     def missed(self) -> DeadlineMissed:
         """The error of `on_miss=fail`."""
@@ -266,7 +271,7 @@ class RequestHandler:
         return decide(
             image.route,
             -math.inf if edge is None or edge.result.truncated else score_of(image, edge),
-            deadline=image.request.deadline,
+            cutoff=self.cutoff,
             now=self.context.clock.now(),
             reachable=datacenter is not None and datacenter.up,
             on_miss=image.request.asked.on_miss,
@@ -280,24 +285,24 @@ class RequestHandler:
         least. Never for targets whose images the edge nearly always accepts, nor on a metered link.
         """
         context, image, datacenter = self.context, self.image, self.context.datacenter
-        deadline = image.request.deadline
-        if datacenter is None or context.uplink_metered or deadline is None:
+        cutoff = self.cutoff
+        if datacenter is None or context.uplink_metered or cutoff is None:
             return False
         escalated, least = 1.0 if image.suspended else image.route.escalation, datacenter.min_on_time_probability
         delays_ms = context.executor.pool.recent_ms()
-        if escalated < least or not delays_ms or delays_ms[-1] <= ANSWER_MARGIN_MS or not datacenter.up:
+        if escalated < least or not delays_ms or delays_ms[-1] <= FAST_EDGE_MS or not datacenter.up:
             return False
-        left_ms, most_ms = cutoff_before(deadline).remaining_ms(context.clock.now()), context.datacenter_timeout_s * 1e3
+        left_ms, most_ms = cutoff.remaining_ms(context.clock.now()), context.datacenter_timeout_s * 1e3
         within_ms = min(left_ms, most_ms)
         gain = datacenter.gain(within_ms, [min(left_ms - ms, most_ms) for ms in delays_ms])
         return gain > 0.0 and datacenter.admits(within_ms) and escalated * gain >= least
 
     def _edge_too_busy(self) -> bool:
         """Whether the edge has no time for the image and the datacenter has; never where the edge alone may answer."""
-        image, datacenter = self.image, self.context.datacenter
+        image, datacenter, cutoff = self.image, self.context.datacenter, self.cutoff
         edge_alone = image.route.threshold == -math.inf and not image.suspended
-        if image.request.promised is None or datacenter is None or edge_alone:
+        if image.request.promised is None or cutoff is None or datacenter is None or edge_alone:
             return False
         if self.context.executor.has_time(image):
             return False
-        return datacenter.admits((image.request.promised - self.context.clock.now()) * 1e3 - ANSWER_MARGIN_MS)
+        return datacenter.admits(cutoff.remaining_ms(self.context.clock.now()))

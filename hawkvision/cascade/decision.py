@@ -31,20 +31,12 @@ class Miss:
 
 Decision = Accept | Escalate | Miss
 
-ANSWER_MARGIN_MS = 5.0
-"""The timer fires this long before the deadline. On busy cores, waking up and writing the answer take so long."""
-
-
-def cutoff_before(deadline: Deadline) -> Deadline:
-    """When to stop waiting, so that an answer leaves before the deadline."""
-    return Deadline(deadline.at - ANSWER_MARGIN_MS * 1e-3)
-
 
 def decide(
     route: Route,
     score: float,
     *,
-    deadline: Deadline | None,
+    cutoff: Deadline | None,
     now: float,
     reachable: bool,
     on_miss: OnMiss,
@@ -55,8 +47,8 @@ def decide(
     Args:
         route: of the request's target.
         score: the edge's score of this image (its confidence, if `route.by_confidence`).
-        deadline: of the request; None without one.
-        now: the time, on the deadline's clock.
+        cutoff: when the wait for a reply would end (`Cutoffs`); None without a deadline.
+        now: the time, on the cutoff's clock.
         reachable: whether the datacenter is reachable; `network` estimates whether it would be on time.
         on_miss: what the caller wants when the deadline would pass.
         suspended: whether the reference stage must answer whatever the score, because an alarm stands.
@@ -66,9 +58,8 @@ def decide(
     reason = Reason.TARGET if route.direct else Reason.SUSPENDED if suspended else Reason.LOW_CONFIDENCE
     if not reachable:
         return Accept(degraded=True)
-    if deadline is None or on_miss is OnMiss.WAIT:
+    if cutoff is None or on_miss is OnMiss.WAIT:
         return Escalate(reason)
-    cutoff = cutoff_before(deadline)
     if now > cutoff.at:
         return Miss() if on_miss is OnMiss.FAIL else Accept(degraded=True)
     return Escalate(reason, cutoff)

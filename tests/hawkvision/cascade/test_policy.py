@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.cascade.certification.profile import Certificate, Pair, Profile, threshold_value
-from hawkvision.cascade.decision import ANSWER_MARGIN_MS, Accept, Escalate, Miss, decide
+from hawkvision.cascade.decision import Accept, Escalate, Miss, decide
 from hawkvision.cascade.policy import Policy
 from hawkvision.cascade.route import Route, without_guarantee
 from hawkvision.core.clock import Deadline
@@ -136,52 +136,48 @@ UNSURE = Escalate(Reason.LOW_CONFIDENCE)
 
 
 @pytest.mark.parametrize(
-    ("threshold", "score", "deadline_ms", "reachable", "on_miss", "expected"),
+    ("threshold", "score", "left_ms", "reachable", "on_miss", "expected"),
     [
         (0.7, 0.7, None, False, OnMiss.DEGRADE, Accept()),
         (0.7, 0.5, None, True, OnMiss.DEGRADE, UNSURE),
         (math.inf, 0.999, None, True, OnMiss.DEGRADE, Escalate(Reason.TARGET)),
         *((0.7, 0.1, 90.0, False, on_miss, Accept(degraded=True)) for on_miss in OnMiss),
-        (0.7, 0.1, ANSWER_MARGIN_MS / 2, True, OnMiss.DEGRADE, Accept(degraded=True)),
-        (0.7, 0.1, ANSWER_MARGIN_MS / 2, True, OnMiss.WAIT, UNSURE),
-        (0.7, 0.1, ANSWER_MARGIN_MS / 2, True, OnMiss.FAIL, Miss()),
+        (0.7, 0.1, -1.0, True, OnMiss.DEGRADE, Accept(degraded=True)),
+        (0.7, 0.1, -1.0, True, OnMiss.WAIT, UNSURE),
+        (0.7, 0.1, -1.0, True, OnMiss.FAIL, Miss()),
     ],
 )
 def test_an_unsure_answer_is_escalated_if_there_is_time_and_a_datacenter(
-    threshold: float, score: float, deadline_ms: float | None, reachable: bool, on_miss: OnMiss, expected: object
+    threshold: float, score: float, left_ms: float | None, reachable: bool, on_miss: OnMiss, expected: object
 ) -> None:
-    deadline = None if deadline_ms is None else Deadline.after_ms(deadline_ms, NOW)
-    found = decide(route_at(threshold), score, deadline=deadline, now=NOW, reachable=reachable, on_miss=on_miss)
+    cutoff = None if left_ms is None else Deadline.after_ms(left_ms, NOW)
+    found = decide(route_at(threshold), score, cutoff=cutoff, now=NOW, reachable=reachable, on_miss=on_miss)
     assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("deadline_ms", "reachable", "on_miss", "expected"),
+    ("left_ms", "reachable", "on_miss", "expected"),
     [
         (None, True, OnMiss.DEGRADE, Escalate(Reason.SUSPENDED)),
         (None, False, OnMiss.DEGRADE, Accept(degraded=True)),
-        (ANSWER_MARGIN_MS / 2, True, OnMiss.DEGRADE, Accept(degraded=True)),
-        (ANSWER_MARGIN_MS / 2, True, OnMiss.FAIL, Miss()),
+        (-1.0, True, OnMiss.DEGRADE, Accept(degraded=True)),
+        (-1.0, True, OnMiss.FAIL, Miss()),
     ],
 )
 def test_while_suspended_no_score_is_accepted_but_for_want_of_the_reference_stage(
-    deadline_ms: float | None, reachable: bool, on_miss: OnMiss, expected: object
+    left_ms: float | None, reachable: bool, on_miss: OnMiss, expected: object
 ) -> None:
-    deadline = None if deadline_ms is None else Deadline.after_ms(deadline_ms, NOW)
+    cutoff = None if left_ms is None else Deadline.after_ms(left_ms, NOW)
     for route in (route_at(0.7), route_at(-math.inf)):
         assert (
-            decide(route, 1.0, deadline=deadline, now=NOW, reachable=reachable, on_miss=on_miss, suspended=True)
-            == expected
+            decide(route, 1.0, cutoff=cutoff, now=NOW, reachable=reachable, on_miss=on_miss, suspended=True) == expected
         )
 
 
-def test_deadline_that_fits_escalates_until_just_before_it() -> None:
-    deadline = Deadline.after_ms(80.0, NOW)
-    decision = decide(route_at(0.7), 0.1, deadline=deadline, now=NOW, reachable=True, on_miss=OnMiss.DEGRADE)
-    assert isinstance(decision, Escalate)
-    assert decision.reason is Reason.LOW_CONFIDENCE
-    assert decision.cutoff is not None
-    assert decision.cutoff.remaining_ms(NOW) == pytest.approx(80.0 - ANSWER_MARGIN_MS)
+def test_a_deadline_that_fits_escalates_until_its_cutoff() -> None:
+    cutoff = Deadline.after_ms(75.0, NOW)
+    decision = decide(route_at(0.7), 0.1, cutoff=cutoff, now=NOW, reachable=True, on_miss=OnMiss.DEGRADE)
+    assert decision == Escalate(Reason.LOW_CONFIDENCE, cutoff)
 
 
 def with_intermediate(policy: Policy) -> Certificate:
