@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge.escalation.client import DatacenterClient
+from hawkvision.cascade.cutoff import FIRST_OVERRUN_MS
 from hawkvision.core.errors import DeadlineMissed, Overloaded
 from hawkvision.core.types import (
     AccuracyStatus,
@@ -104,14 +105,16 @@ def test_fail_never_passes_off_an_edge_answer_when_the_datacenter_is_late(large:
 def test_a_late_datacenter_is_cut_off_before_the_deadline(large: Peer) -> None:
     large.delay_s = 30.0
 
-    async def scenario() -> Answer:
+    async def scenario() -> tuple[Answer, int]:
         async with bench(large, UNSURE) as it:
-            return await it.ask(target=Quality.BEST, deadline_ms=3_000.0)
+            answer = await it.ask(target=Quality.BEST, deadline_ms=3_000.0)
+            return answer, sum(each != FIRST_OVERRUN_MS for each in it.node.context.cutoffs._overruns_ms)
 
-    answer = run(scenario)
+    answer, learned = run(scenario)
     assert (answer.tier, answer.degraded_reason, answer.reason) == (Tier.EDGE, DegradedReason.NO_REPLY, Reason.TARGET)
     assert answer.timing_ms.total > 2_500, "it waited for the datacenter as long as it could"
     assert answer.timing_ms.total < 10_000, "and not for the 30 s that the datacenter would have taken"
+    assert learned == 1, "the margin before deadlines follows how late this wait ended"
 
 
 def test_nobody_waits_for_a_caller_that_hung_up(large: Peer) -> None:
