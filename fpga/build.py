@@ -15,9 +15,9 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fpga.compiler.device_families import BITSTREAM, FAMILIES
 from fpga.compiler.devices import FpgaDevice
-from fpga.compiler.emit import TOP, accumulator_bits, emit
+from fpga.compiler.ecp5_tools import BITSTREAM, PACKER, PLACER
+from fpga.compiler.emit import TOP, emit
 from fpga.compiler.folding import Folding, check_folding, cycles_of, format_folding, interval
 from fpga.compiler.resource_model import of_graph
 from fpga.compiler.synthesis import (
@@ -32,7 +32,6 @@ from fpga.compiler.synthesis import (
 from fpga.compiler.toolchain import Say, version_of
 from fpga.reports import energy
 from fpga.reports.build_report import BuildReport, NetlistProof, SwitchingCounts
-from fpga.reports.pages import TITLES
 from fpga.simulation.cell_layout import LANES
 from fpga.simulation.netlist_simulation import NetlistSimulation, SwitchingActivity, Words
 from fpga.simulation.rtl_simulation import Simulation
@@ -100,8 +99,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _build(order: BuildOrder, say: Say) -> BuildReport:
-    family = FAMILIES[order.device.family]
-    tools = {name: version_of(name, say) for name in ("yosys", family.placer, family.packer)}
+    tools = {name: version_of(name, say) for name in ("yosys", PLACER, PACKER)}
     sources = emit(order.graph, order.folding, order.folder)
     (order.folder / "folding.json").write_bytes(format_folding(order.folding))
     (order.folder / BITSTREAM).unlink(missing_ok=True)  # an earlier build's
@@ -115,7 +113,7 @@ def _build(order: BuildOrder, say: Say) -> BuildReport:
     best, clock = best_and_median(attempts)
     assert best.placed is not None, "the fastest attempt has a design"
     assert best.result.mhz is not None
-    pack(made, order.device, best.result.seed, say)  # only a proved netlist gets a bitstream
+    pack(made, best.result.seed, say)  # only a proved netlist gets a bitstream
     simulated, latency = _simulate(order)
     return BuildReport(
         task=order.task,
@@ -128,7 +126,7 @@ def _build(order: BuildOrder, say: Say) -> BuildReport:
         multipliers_in_use=sum(fold.multipliers for fold in order.folding.stages.values()),
         multiplications=order.graph.multiplications,
         available=order.device.resources,
-        estimated=of_graph(order.graph, order.folding, order.device.family),
+        estimated=of_graph(order.graph, order.folding),
         synthesised=made.resources,
         placed=best.placed,
         target_mhz=order.routing.target_mhz or order.device.target_mhz,
@@ -155,12 +153,10 @@ def _build(order: BuildOrder, say: Say) -> BuildReport:
 
 
 def _synthesise(order: BuildOrder, sources: Sequence[Path], say: Say) -> SynthesisResult:
-    family = order.device.family
     say(f"synthesising {order.graph.name} for {order.device.name}")
-    narrow = {"LOGIT_BITS": accumulator_bits(order.graph.stages[-1])} if FAMILIES[family].few_pins else {}
-    made = synthesise(sources, TOP, order.folder, family=family, parameters=narrow, say=say)
+    made = synthesise(sources, TOP, order.folder, say=say)
     needed = made.resources
-    say(f"{needed.luts:,} {TITLES[family]['luts']}, {needed.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
+    say(f"{needed.luts:,} LUT4, {needed.multipliers} multipliers, {made.cpu_s:.0f} CPU s")
     return made
 
 

@@ -56,7 +56,7 @@ TargetMhz = (
 RouteCpuS = Annotated[
     int, Meta(ge=10, le=86_400, description="CPU seconds that placing and routing one seed may take.")
 ]
-PinsFile = Annotated[Path | None, Meta(description="LPF file (iCE40: PCF); default: only the clock has a fixed pin.")]
+PinsFile = Annotated[Path | None, Meta(description="LPF file; default: only the clock has a fixed pin.")]
 Labelled = Annotated[Path | None, Meta(description="Labelled images for proof and switching; default: noise.")]
 BuildDir = Annotated[Path | None, Meta(description="Folder of the build; default: ./fpga-<task>-<variant>-<device>.")]
 ReportsDir = Annotated[Path | None, Meta(description="Another folder to write the report to.")]
@@ -223,7 +223,7 @@ def _search(graph: IntegerGraph, device: FpgaDevice, rate: float | None, mhz: fl
 
 
 def _estimated(graph: IntegerGraph, device: FpgaDevice, folding: Folding, mhz: float | None) -> str:
-    needed, cycles = of_graph(graph, folding, device.family), cycles_of(graph, folding)
+    needed, cycles = of_graph(graph, folding), cycles_of(graph, folding)
     whole, clock = device.resources, mhz or device.planned_mhz
     shares = ", ".join(
         f"{getattr(needed, field):,} {field} of {getattr(whole, field):,}"

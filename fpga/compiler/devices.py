@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -15,22 +15,18 @@ TABLE: Final = Path(__file__).with_name("devices.toml")
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
-FamilyName = Literal["ecp5", "ice40"]
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
     """Resources that a design uses, or that a device has."""
 
     luts: Count
-    """ECP5: four-input look-up tables (TRELLIS_COMB) of logic, carry chains and distributed memory. iCE40: logic cells,
-    each a look-up table, a flip-flop, or one behind the other."""
+    """Four-input look-up tables (TRELLIS_COMB) of logic, carry chains and distributed memory."""
     ffs: Count
     multipliers: Count
-    """ECP5: 18x18 bits; iCE40: 16x16 bits."""
+    """Of 18x18 bits."""
     block_rams: Count
-    """ECP5: 18 kbit; iCE40: 4 kbit."""
-    large_rams: Count = 0
-    """iCE40 UltraPlus: 256 kbit, one port, empty at start."""
+    """Of 18 kbit."""
 
     def __add__(self, other: Resources) -> Resources:
         return Resources(
@@ -38,7 +34,6 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             ffs=self.ffs + other.ffs,
             multipliers=self.multipliers + other.multipliers,
             block_rams=self.block_rams + other.block_rams,
-            large_rams=self.large_rams + other.large_rams,
         )
 
     def fits(self, whole: Resources) -> bool:
@@ -48,7 +43,6 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
             and self.ffs <= whole.ffs
             and self.multipliers <= whole.multipliers
             and self.block_rams <= whole.block_rams
-            and self.large_rams <= whole.large_rams
         )
 
 
@@ -56,14 +50,13 @@ class FpgaDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One part in one package."""
 
     name: str = ""
-    family: FamilyName
     option: str
     """The option that selects the device in nextpnr."""
     package: str
     clock_pin: str
     """The clock's default pin."""
-    speed: int | None = None
-    """The speed grade, if nextpnr distinguishes several."""
+    speed: int
+    """The speed grade."""
     planned_mhz: Positive
     """Clock assumed for planning."""
     target_mhz: Positive

@@ -150,7 +150,6 @@ def _header(graph: IntegerGraph) -> list[str]:
         f"// graph {graph.sha256}",
         f"// {at} in, {graph.classes} logits out; the streams are described in hv_stream_in.sv and hv_stream_out.sv",
         f"module {TOP} #(",
-        "  parameter LOGIT_BITS = 32,",
         ",\n".join(f'  parameter {parameter} = "{name}"' for parameter, name in memory_names(graph)),
         ")(",
         "  input  wire clk,",
@@ -161,11 +160,9 @@ def _header(graph: IntegerGraph) -> list[str]:
         "  input  wire s_mask,",
         "  output wire m_valid,",
         "  input  wire m_ready,",
-        "  output wire signed [LOGIT_BITS-1:0] m_data,",
+        "  output wire signed [31:0] m_data,",
         "  output wire m_last",
         ");",
-        "  wire signed [31:0] logit;",
-        "  assign m_data = logit[LOGIT_BITS-1:0];",
     ]
 
 
@@ -200,7 +197,7 @@ def _output_instance(graph: IntegerGraph, fold: StageFolding) -> list[str]:
     accumulator = accumulator_bits(graph.stages[-1])
     parameters = {"CLASSES": graph.classes, "LANES": fold.lanes, "ACCW": accumulator, "ROOM": OUTPUT_ROOM}
     ports = {"in_valid": f"valid_{last}", "in_data": f"data_{last}", "freed": f"freed_{last}"}
-    ports |= {"m_valid": "m_valid", "m_ready": "m_ready", "m_data": "logit", "m_last": "m_last"}
+    ports |= {"m_valid": "m_valid", "m_ready": "m_ready", "m_data": "m_data", "m_last": "m_last"}
     return _instance("hv_stream_out", "stream_out", parameters, ports)
 
 

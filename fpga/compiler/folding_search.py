@@ -16,15 +16,15 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
+from fpga.compiler.devices import FpgaDevice, Resources
 from fpga.compiler.folding import Folding, StageFolding, beats, check_folding, cycles, input_cycles, interval
 from fpga.compiler.resource_model import of_frame, of_stage
 from hawkvision.core.errors import CompileError
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import ConvStage
 
-ROUTABLE: Final[Mapping[FamilyName, float]] = {"ecp5": 0.6, "ice40": 0.85}
-"""Usable share of a device's look-up tables (iCE40: logic cells) and flip-flops; fuller designs may not route, or only
+ROUTABLE: Final = 0.6
+"""Usable share of a device's look-up tables and flip-flops; fuller designs may not route, or only
 at a low clock."""
 MAX_FRONT: Final = 200
 """Partial designs kept per number of lanes; beyond it the cheapest are kept, and the search is not exact."""
@@ -68,11 +68,8 @@ def cost(resources: Resources, device: FpgaDevice) -> float:
     return logic + blocks / 10
 
 
-def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFolding]:
-    """The legal foldings of a stage, with multipliers in DSP blocks, look-up tables, or about half of each.
-
-    Stages on iCE40 keep as few rows as possible, because block RAMs are few.
-    """
+def foldings(stage: ConvStage) -> Iterator[StageFolding]:
+    """The legal foldings of a stage, with multipliers in DSP blocks, look-up tables, or about half of each."""
     kernel, depth, channels = stage.conv.kernel, stage.taken.channels, stage.conv.channels
     for taps in sorted({1, kernel, kernel * kernel}):
         for together in _divisors(depth) if taps <= kernel else (depth,):
@@ -88,7 +85,6 @@ def foldings(stage: ConvStage, family: FamilyName = "ecp5") -> Iterator[StageFol
                             lanes=lanes,
                             lut_pe=lut_pe,
                             lut_requantise=lut_requantise,
-                            rows=kernel + 1 if family == "ice40" and taps == 1 else 0,
                         )
 
 
@@ -103,13 +99,13 @@ class _FoldingSearch:
 
     def __init__(self, graph: IntegerGraph, device: FpgaDevice) -> None:
         self._graph, self._device = graph, device
-        whole, usable = device.resources, ROUTABLE[device.family]
-        self._budget = msgspec.structs.replace(whole, luts=int(whole.luts * usable), ffs=int(whole.ffs * usable))
+        whole = device.resources
+        self._budget = msgspec.structs.replace(whole, luts=int(whole.luts * ROUTABLE), ffs=int(whole.ffs * ROUTABLE))
         self._choices: dict[tuple[str, int], list[_StageChoice]] = {}
 
     def fastest(self) -> Folding:
         stages = self._graph.stages
-        limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage, self._device.family)})
+        limits = sorted({cycles(stage, fold) for stage in stages for fold in foldings(stage)})
         best = self.within(limits[-1])
         if best is None:
             raise CompileError(f"{self._graph.name}: no folding of it fits {self._device.name}")
@@ -128,9 +124,7 @@ class _FoldingSearch:
         graph = self._graph
         if limit < max(input_cycles(graph), graph.classes):
             return None
-        front: Mapping[int, Sequence[_PartialDesign]] = {
-            graph.input.channels: [((), of_frame(graph, self._device.family))]
-        }
+        front: Mapping[int, Sequence[_PartialDesign]] = {graph.input.channels: [((), of_frame(graph))]}
         for stage in graph.stages:
             joined: dict[int, list[_PartialDesign]] = {}
             for lanes, parts in front.items():
@@ -164,8 +158,8 @@ class _FoldingSearch:
         known = self._choices.get((stage.name, lanes))
         if known is None:
             known = [
-                (fold, of_stage(stage, fold, lanes, self._device.family))
-                for fold in foldings(stage, self._device.family)
+                (fold, of_stage(stage, fold, lanes))
+                for fold in foldings(stage)
                 if lanes % fold.channels == 0 or fold.channels % lanes == 0
             ]
             known.sort(key=lambda choice: cost(choice[1], self._device))

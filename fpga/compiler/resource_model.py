@@ -2,38 +2,31 @@
 
 Multipliers and block RAMs follow rules of `fpga/rtl` and yosys and are counted. Look-up tables and flip-flops are sums
 over what the modules hold (bits of adder trees, accumulators, windows and so on), with weights fitted to synthesised
-designs. `python -m tests.bench.fpga.resources` fits the weights (`resources.toml`, `resources_ice40.toml`) and measures
-the error on other foldings. Families differ in their kinds of memory, so each has its own rules and weights.
+designs. `python -m tests.bench.fpga.resources` fits the weights (`resources.toml`) and measures the error on other
+foldings.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from fpga.compiler.devices import FamilyName, Resources
+from fpga.compiler.devices import Resources
 from fpga.compiler.folding import OUTPUT_ROOM, Folding, StageFolding, beats, dsp_blocks, row_slots
 from hawkvision.integer.ir import IntegerGraph
 from hawkvision.integer.nodes import KEPT_BITS, MULTIPLIER_BITS, ConvStage
 
-TABLES: Final[Mapping[FamilyName, Path]] = {
-    "ecp5": Path(__file__).with_name("resources.toml"),
-    "ice40": Path(__file__).with_name("resources_ice40.toml"),
-}
+TABLE: Final = Path(__file__).with_name("resources.toml")
+BLOCK_SHAPES: Final = ((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1))
+"""Words of one block RAM, and bits per word."""
 MAX_DISTRIBUTED: Final = 20
 """Blocks of 16 x 4 bits up to which yosys builds a memory of look-up tables."""
 LOGIC_WORDS: Final = 16
 """Read-only memories of at most this many words are made of look-up tables (`hv_rom`)."""
-LARGE_BITS: Final = 16
-"""Width of a large RAM."""
-BLOCK_COST: Final = 64
-ROM_BIT_COST: Final = 1 / 16
-"""Costs in yosys's iCE40 library, in flip-flops: of a block RAM, and of a read-only bit."""
 
 Weight = Annotated[float, Meta(ge=0)]
 
@@ -57,7 +50,7 @@ Logic: TypeAlias = dict[LogicKind, Weight]
 
 
 class ResourceWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A family's fitted weights."""
+    """The fitted weights."""
 
     made_by: str
     luts: Logic
@@ -68,28 +61,25 @@ class ResourceWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 @functools.cache
-def model(family: FamilyName = "ecp5") -> ResourceWeights:
-    """The weights of a family, from its table."""
-    return msgspec.toml.decode(TABLES[family].read_bytes(), type=ResourceWeights)
+def model() -> ResourceWeights:
+    """The weights, from their table."""
+    return msgspec.toml.decode(TABLE.read_bytes(), type=ResourceWeights)
 
 
-def of_graph(graph: IntegerGraph, folding: Folding, family: FamilyName = "ecp5") -> Resources:
+def of_graph(graph: IntegerGraph, folding: Folding) -> Resources:
     """Estimated resources of a folded graph."""
-    total, lanes = of_frame(graph, family), graph.input.channels
+    total, lanes = of_frame(graph), graph.input.channels
     for stage in graph.stages:
         fold = folding.stages[stage.name]
-        total += of_stage(stage, fold, lanes, family)
+        total += of_stage(stage, fold, lanes)
         lanes = fold.lanes
     return total
 
 
-def of_frame(graph: IntegerGraph, family: FamilyName = "ecp5") -> Resources:
+def of_frame(graph: IntegerGraph) -> Resources:
     """Resources around the stages."""
-    fitted, rules = model(family), RULES[family]
-    memories = [
-        rules.memory("row", graph.input.width, 8 * graph.input.channels),
-        rules.memory("queue", *_queue(graph)),
-    ]
+    fitted = model()
+    memories = [memory("row", graph.input.width, 8 * graph.input.channels), memory("queue", *_queue(graph))]
     return Resources(
         luts=round(fitted.frame_luts),
         ffs=round(fitted.frame_ffs),
@@ -98,16 +88,15 @@ def of_frame(graph: IntegerGraph, family: FamilyName = "ecp5") -> Resources:
     )
 
 
-def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Resources:
+def of_stage(stage: ConvStage, fold: StageFolding, lanes_in: int) -> Resources:
     """Resources of one stage that receives `lanes_in` channels per beat."""
-    memories = _memories(stage, fold, lanes_in, family)
-    found, fitted = _bits(stage, fold, lanes_in, memories), model(family)
+    memories = _memories(stage, fold, lanes_in)
+    found, fitted = _bits(stage, fold, lanes_in, memories), model()
     return Resources(
         luts=round(weigh(found, fitted.luts)),
         ffs=round(weigh(found, fitted.ffs)) - sum(part.registers for part in memories),
         multipliers=dsp_blocks(stage, fold),
         block_rams=sum(part.block_rams for part in memories),
-        large_rams=sum(part.large_rams for part in memories),
     )
 
 
@@ -126,7 +115,6 @@ class MemoryUse(msgspec.Struct, frozen=True):
     """Look-up tables, each of 16 words of one read-only bit."""
     registers: int = 0
     """Flip-flops behind it that move into it (`fpga.compiler.bram_output_registers`)."""
-    large_rams: int = 0
 
 
 MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
@@ -134,49 +122,16 @@ MemoryRole = Literal["line", "rom", "pixel", "half row", "row", "queue"]
 above; waiting logits."""
 
 
-class MemoryRules:
-    """A family's rules for memories. `shapes` are those of one block RAM, as words and bits per word."""
-
-    def __init__(self, *shapes: tuple[int, int]) -> None:
-        self.shapes = shapes
-
-    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
-        """The resources of a memory of `words` words of `width` bits."""
-        raise NotImplementedError
-
-    def blocks(self, words: int, width: int) -> int:
-        """Block RAMs needed for it."""
-        return min(-(-words // deep) * -(-width // wide) for deep, wide in self.shapes)
-
-
-class _Ecp5Rules(MemoryRules):
-    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
-        small = -(-words // 16) * -(-width // 4)
-        if role == "rom":
-            if words <= LOGIC_WORDS:
-                return MemoryUse(logic=width)
-        elif role in ("pixel", "queue") or small <= MAX_DISTRIBUTED:
-            return MemoryUse(distributed=small)
-        return MemoryUse(block_rams=self.blocks(words, width), registers=width)
-
-
-class _Ice40Rules(MemoryRules):
-    def memory(self, role: MemoryRole, words: int, width: int) -> MemoryUse:
-        blocks = self.blocks(words, width)
-        if role == "half row":
-            return MemoryUse(large_rams=-(-width // LARGE_BITS))
-        if role == "rom":
-            if words * width * ROM_BIT_COST < BLOCK_COST * blocks:
-                return MemoryUse(logic=-(-words // 16) * width)
-        elif words * width < BLOCK_COST * blocks:
-            return MemoryUse(distributed=-(-words // 16) * -(-width // 4))
-        return MemoryUse(block_rams=blocks)
-
-
-RULES: Final[Mapping[FamilyName, MemoryRules]] = {
-    "ecp5": _Ecp5Rules((512, 36), (1024, 18), (2048, 9), (4096, 4), (8192, 2), (16384, 1)),
-    "ice40": _Ice40Rules((256, 16), (512, 8), (1024, 4), (2048, 2)),
-}
+def memory(role: MemoryRole, words: int, width: int) -> MemoryUse:
+    """The resources of a memory of `words` words of `width` bits."""
+    small = -(-words // 16) * -(-width // 4)
+    if role == "rom":
+        if words <= LOGIC_WORDS:
+            return MemoryUse(logic=width)
+    elif role in ("pixel", "queue") or small <= MAX_DISTRIBUTED:
+        return MemoryUse(distributed=small)
+    blocks = min(-(-words // deep) * -(-width // wide) for deep, wide in BLOCK_SHAPES)
+    return MemoryUse(block_rams=blocks, registers=width)
 
 
 def _queue(graph: IntegerGraph) -> tuple[int, int]:
@@ -186,29 +141,29 @@ def _queue(graph: IntegerGraph) -> tuple[int, int]:
     return words, stage.conv.accumulator_bits(stage.taken.bits)
 
 
-def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName) -> list[MemoryUse]:
+def _memories(stage: ConvStage, fold: StageFolding, lanes_in: int) -> list[MemoryUse]:
     """Line memory, weights, biases and, with pooling, a pixel and half a row, as `fpga/rtl` has them."""
-    conv, taken, become = stage.conv, stage.taken, RULES[family].memory
+    conv, taken = stage.conv, stage.taken
     banks = 1 if fold.taps == 1 else conv.kernel
     word = max(fold.channels, lanes_in)
     row_words = 1 << (max(taken.width * taken.channels // word, 2) - 1).bit_length()
-    line = become("line", row_slots(stage, fold) // banks * row_words, word * taken.bits)
+    line = memory("line", row_slots(stage, fold) // banks * row_words, word * taken.bits)
     groups = conv.channels // fold.lanes
     accumulator = conv.accumulator_bits(taken.bits)
     found = [
         *[line] * banks,
-        become("rom", beats(stage, fold) * (conv.channels // fold.pe), fold.multipliers * conv.weight_bits),
-        become("rom", groups, fold.lanes * (accumulator + MULTIPLIER_BITS)),
+        memory("rom", beats(stage, fold) * (conv.channels // fold.pe), fold.multipliers * conv.weight_bits),
+        memory("rom", groups, fold.lanes * (accumulator + MULTIPLIER_BITS)),
     ]
     if stage.pool is not None:
         width = fold.lanes * stage.given.bits
-        found += [become("pixel", groups, width), become("half row", stage.convolved.width // 2 * groups, width)]
+        found += [memory("pixel", groups, width), memory("half row", stage.convolved.width // 2 * groups, width)]
     return found
 
 
-def bits(stage: ConvStage, fold: StageFolding, lanes_in: int, family: FamilyName = "ecp5") -> Logic:
+def bits(stage: ConvStage, fold: StageFolding, lanes_in: int) -> Logic:
     """The amount of each kind of logic in one stage."""
-    return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in, family))
+    return _bits(stage, fold, lanes_in, _memories(stage, fold, lanes_in))
 
 
 def _bits(stage: ConvStage, fold: StageFolding, lanes_in: int, memories: list[MemoryUse]) -> Logic:

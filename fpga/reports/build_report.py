@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from fpga.compiler.devices import FamilyName, Resources, devices
+from fpga.compiler.devices import Resources
 from fpga.compiler.folding import Folding, check_folding, interval, read_folding
 from fpga.compiler.synthesis import SeedResult
 from fpga.reports.energy import EnergyEstimate
@@ -94,12 +94,6 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     def rate(self) -> float:
         """Inferences per second at the median clock."""
         return self.median_mhz * 1e6 / self.simulated_cycles
-
-    @property
-    def family(self) -> FamilyName:
-        """The device's family; ECP5 if the device is no longer known."""
-        device = devices().get(self.device)
-        return "ecp5" if device is None else device.family
 
     @property
     def latency_us(self) -> float:

@@ -18,12 +18,10 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from fpga.compiler.devices import FamilyName, FpgaDevice
+from fpga.compiler.devices import FpgaDevice
 from fpga.simulation.netlist_simulation import SwitchingActivity
 
 TABLE: Final = Path(__file__).with_name("power.toml")
-OWN: Final[Mapping[FamilyName, Path]] = {"ice40": Path(__file__).with_name("power_ice40.toml")}
-"""Constants of another family, which replace those of the same name."""
 REFERENCE_V: Final = 1.219
 """Core voltage of the constants."""
 BOARD_W: Final = (0.5, 1.5, 2.5)
@@ -71,13 +69,9 @@ class EnergyEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @functools.cache
-def constants(family: FamilyName = "ecp5") -> Constants:
-    """The constants of a family."""
-    table, own = (
-        {} if file is None else msgspec.toml.decode(file.read_bytes(), type=dict[EnergyPart, EnergyConstant])
-        for file in (TABLE, OWN.get(family))
-    )
-    return table | own
+def constants() -> Constants:
+    """The constants, from their table."""
+    return msgspec.toml.decode(TABLE.read_bytes(), type=dict[EnergyPart, EnergyConstant])
 
 
 def estimate(activity: SwitchingActivity, inferences: float, device: FpgaDevice, mhz: float) -> EnergyEstimate:
@@ -100,7 +94,7 @@ def dynamic_pj(activity: SwitchingActivity, at: int, table: Constants) -> dict[s
 
 def _energy(activity: SwitchingActivity, inferences: float, device: FpgaDevice, mhz: float, at: int) -> ImageEnergy:
     scale = (device.core_v / REFERENCE_V) ** 2 * 1e-6 / inferences
-    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, constants(device.family)).items()}
+    parts = {name: pj * scale for name, pj in dynamic_pj(activity, at, constants()).items()}
     seconds = activity.cycles / inferences / (mhz * 1e6)
     static_uj = device.static_w[at] * seconds * 1e6
     chip_uj = sum(parts.values()) + static_uj

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from fpga.compiler.devices import FamilyName, Resources
 from fpga.reports.build_report import BuildReport, encode_report, read
 from fpga.reports.energy import BOARD_W, constants
 
@@ -40,12 +39,10 @@ def summary(reports: Sequence[BuildReport]) -> str:
         *("build", "inferences/s", "MHz", "latency, µs"),
         *("LUT4 / FF", "multipliers / block RAM", "µJ", "differing logits"),
     )
-    small = any(report.family == "ice40" for report in reports)
-    note = " iCE40 has logic cells in place of LUT4, multipliers of 16x16 and block RAM of 4 kbit." if small else ""
     parts = (
         "# Builds",
         "Clocks are nextpnr's static timing, the median of the seeds tried (in brackets how many); cycles and logits "
-        "are simulated; energy is an estimate (low / mid / high, chip only). Nothing here ran on a board." + note,
+        "are simulated; energy is an estimate (low / mid / high, chip only). Nothing here ran on a board.",
         table(head, [_result_row(report) for report in reports]),
         "Estimated before synthesis / found by it. None of these foldings took part in the fit of the estimate.",
         table(
@@ -110,28 +107,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-TITLES: Final[Mapping[FamilyName, Mapping[str, str]]] = {
-    "ecp5": {"luts": "LUT4", "ffs": "flip-flops", "multipliers": "MULT18X18", "block_rams": "block RAM"},
-    "ice40": {
-        "luts": "logic cells",
-        "ffs": "flip-flops",
-        "multipliers": "SB_MAC16",
-        "block_rams": "block RAM (4 kbit)",
-        "large_rams": "SPRAM (256 kbit)",
-    },
-}
-COUNTED: Final[Mapping[FamilyName, str]] = {
-    "ecp5": "LUT4 as synthesised are cells; as placed they include what feeds carry chains and passes signals on.",
-    "ice40": "A logic cell is a look-up table, a flip-flop, or one behind the other. As placed they include what "
-    "breaks and feeds carry chains; flip-flops are not counted again.",
-}
+TITLES: Final = {"luts": "LUT4", "ffs": "flip-flops", "multipliers": "MULT18X18", "block_rams": "block RAM"}
+COUNTED: Final = "LUT4 as synthesised are cells; as placed they include what feeds carry chains and passes signals on."
 
 
 def _implementation(report: BuildReport) -> str:
-    fields = [field for field in Resources.__struct_fields__ if field != "large_rams" or report.available.large_rams]
-    titles = TITLES[report.family]
     columns = (report.estimated, report.synthesised, report.placed, report.available)
-    rows = [[titles[field], *(f"{getattr(column, field):,}" for column in columns)] for field in fields]
+    rows = [[title, *(f"{getattr(column, field):,}" for column in columns)] for field, title in TITLES.items()]
     seeds = [
         [str(seed.seed), "–" if seed.mhz is None else f"{seed.mhz:.1f}", f"{seed.cpu_s:.0f}", seed.why_not or ""]
         for seed in report.seeds
@@ -141,7 +123,7 @@ def _implementation(report: BuildReport) -> str:
     return "\n\n".join(
         [
             table(["", "model's estimate", "synthesised", "placed", "available"], rows),
-            COUNTED[report.family],
+            COUNTED,
             table(["seed", "MHz", "CPU s", ""], seeds),
             f"Median {report.median_mhz:.1f} MHz, best {report.best_mhz:.1f} MHz (the bitstream's); the placer aimed "
             f"at {report.target_mhz:g}. Synthesis took {report.synthesis_cpu_s:.0f} CPU s. {report.pins}",
@@ -204,14 +186,14 @@ def _energy(report: BuildReport) -> str:
             f"multiplier operands changed, and block RAM ports were clocked {switching.memory_accesses:,.0f} times "
             f"(netlist, {switching.inferences} inferences, no delays: glitches are missed). The board is assumed to "
             f"draw {BOARD_W[0]}, {BOARD_W[1]} or {BOARD_W[2]} W beside the chip.",
-            _constants(report),
+            _constants(),
         ]
     )
 
 
-def _constants(report: BuildReport) -> str:
+def _constants() -> str:
     rows = [
         [name, " / ".join(f"{value:g}" for value in each.values), each.unit, each.basis, each.source]
-        for name, each in constants(report.family).items()
+        for name, each in constants().items()
     ]
     return table(["constant", "low / mid / high", "unit", "basis", "source"], rows)

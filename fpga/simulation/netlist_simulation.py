@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fpga.compiler.yosys_netlist import count_cells, read_module
-from fpga.simulation import cells_ecp5, cells_ice40
 from fpga.simulation.cell_layout import (
     LANES,
     ONE,
@@ -31,6 +30,7 @@ from fpga.simulation.cell_layout import (
     FlipFlop,
     Multiplier,
 )
+from fpga.simulation.cells_ecp5 import CELLS
 from hawkvision.core.errors import CompileError
 from hawkvision.system.native_build import LibraryRecipe, open_library
 
@@ -91,7 +91,7 @@ class NetlistSimulation:
         module = read_module(path, top)
         self._ports = module.ports
         self.cells = count_cells(module)
-        layout = CellLayout(module, cells_ecp5.CELLS | cells_ice40.CELLS)
+        layout = CellLayout(module, CELLS)
         self._layout = layout
         self._order = layout.ordered()
         self._library = _library()

@@ -1,11 +1,11 @@
 """Fits and checks the estimate of logic and flip-flops.
 
-    python -m tests.bench.fpga.resources [--family …] [--write]
+    python -m tests.bench.fpga.resources [--write]
 
 Synthesises small foldings, fits the weights of `fpga.compiler.resource_model` to yosys's counts (non-negative least
 squares of relative errors), then compares on foldings of the tasks' own shapes that took no part in the fit. Block RAMs
 and multipliers follow rules and are compared on all foldings. `--write` writes the weights to
-fpga/compiler/resources.toml (resources_ice40.toml). Exit status 1 if a count is off by more than 15 %.
+fpga/compiler/resources.toml. Exit status 1 if a count is off by more than 15 %.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from fpga.compiler.devices import FamilyName, Resources
+from fpga.compiler.devices import Resources
 from fpga.compiler.emit import TOP, emit
 from fpga.compiler.folding import Folding, StageFolding
-from fpga.compiler.resource_model import TABLES, LogicKind, ResourceWeights, bits, model, of_graph, weigh
+from fpga.compiler.resource_model import TABLE, LogicKind, ResourceWeights, bits, model, of_graph, weigh
 from fpga.compiler.synthesis import synthesise
 from hawkvision.integer.ir import IntegerGraph
 from tests.hawkvision.integer.graphs import cifar_shape, fashion_shape, random_graph
@@ -77,26 +77,8 @@ def fitted_cases() -> list[Case]:
     ]
 
 
-def held_out_cases(family: FamilyName) -> list[Case]:
+def held_out_cases() -> list[Case]:
     """The tasks' own shapes at foldings of reports, and others."""
-    return small_cases() if family == "ice40" else large_cases()
-
-
-def small_cases() -> list[Case]:
-    """Foldings for a device of 5,280 logic cells."""
-    fashion, cifar = fashion_shape(), cifar_shape()
-    table = S(lut_pe=1)
-    return [
-        case("fashion w4, slowest", fashion, S(rows=4), S(rows=4), S(rows=4), S(rows=4)),
-        case("fashion w4, channels", fashion, table, S(channels=4, pe=2), S(channels=2, pe=2), table),
-        case("fashion w4, outputs", fashion, S(pe=2), S(pe=4), S(pe=4), S()),
-        case("cifar w4, slowest", cifar, S(), S(), S(), S()),
-        case("cifar w4, columns", cifar, S(taps=3), S(taps=3, pe=2, lut_requantise=True), S(pe=2), table),
-    ]
-
-
-def large_cases() -> list[Case]:
-    """Foldings for ECP5."""
     fashion, cifar, eight = fashion_shape(), cifar_shape(), fashion_shape(weight_bits=8)
     return [
         case(
@@ -127,51 +109,51 @@ def large_cases() -> list[Case]:
     ]
 
 
-def synthesised(one: Case, family: FamilyName) -> Resources:
+def synthesised(one: Case) -> Resources:
     """The resources that yosys counts."""
     with tempfile.TemporaryDirectory() as folder:
         sources = emit(one.graph, one.folding, Path(folder))
-        return synthesise(sources, TOP, Path(folder), family=family).resources
+        return synthesise(sources, TOP, Path(folder)).resources
 
 
-def row(one: Case, family: FamilyName) -> NDArray[np.float64]:
+def row(one: Case) -> NDArray[np.float64]:
     """The graph's bits of each kind, and one frame."""
     total, lanes = np.zeros(len(KINDS)), one.graph.input.channels
     for stage in one.graph.stages:
         fold = one.folding.stages[stage.name]
-        found = bits(stage, fold, lanes, family)
+        found = bits(stage, fold, lanes)
         total += [found[kind] for kind in KINDS]
         lanes = fold.lanes
     return np.append(total, 1.0)
 
 
-def absorbed(one: Case, family: FamilyName) -> int:
+def absorbed(one: Case) -> int:
     """Flip-flops that move into block RAMs, counted: what an estimate takes off the sum of the fitted ones."""
-    weights, lanes = model(family), one.graph.input.channels
+    weights, lanes = model(), one.graph.input.channels
     fitted = round(weights.frame_ffs)
     for stage in one.graph.stages:
         fold = one.folding.stages[stage.name]
-        fitted += round(weigh(bits(stage, fold, lanes, family), weights.ffs))
+        fitted += round(weigh(bits(stage, fold, lanes), weights.ffs))
         lanes = fold.lanes
-    return fitted - of_graph(one.graph, one.folding, family).ffs
+    return fitted - of_graph(one.graph, one.folding).ffs
 
 
-def fit(cases: Sequence[Case], counts: Sequence[int], family: FamilyName) -> NDArray[np.float64]:
+def fit(cases: Sequence[Case], counts: Sequence[int]) -> NDArray[np.float64]:
     """Weights that make relative errors small."""
     scale = 1 / np.array(counts, np.float64)
-    weights, _ = nnls(np.stack([row(one, family) for one in cases]) * scale[:, None], np.ones(len(cases)))
+    weights, _ = nnls(np.stack([row(one) for one in cases]) * scale[:, None], np.ones(len(cases)))
     return np.asarray(weights, np.float64)
 
 
-def fitted_model(cases: Sequence[Case], found: Sequence[Resources], family: FamilyName) -> ResourceWeights:
+def fitted_model(cases: Sequence[Case], found: Sequence[Resources]) -> ResourceWeights:
     """Both fits."""
-    before = [absorbed(one, family) for one in cases]
+    before = [absorbed(one) for one in cases]
     luts, ffs = (
-        fit(cases, [one.luts for one in found], family),
-        fit(cases, [made.ffs + gone for made, gone in zip(found, before, strict=True)], family),
+        fit(cases, [one.luts for one in found]),
+        fit(cases, [made.ffs + gone for made, gone in zip(found, before, strict=True)]),
     )
     return ResourceWeights(
-        made_by=f"python -m tests.bench.fpga.resources --family {family} --write, from {len(cases)} foldings",
+        made_by=f"python -m tests.bench.fpga.resources --write, from {len(cases)} foldings",
         luts={kind: round(float(weight), 3) for kind, weight in zip(KINDS, luts, strict=False)},
         ffs={kind: round(float(weight), 3) for kind, weight in zip(KINDS, ffs, strict=False)},
         frame_luts=round(float(luts[-1]), 1),
@@ -189,12 +171,12 @@ def as_toml(model: ResourceWeights) -> str:
     return head + "".join(parts)
 
 
-def estimated(one: Case, model: ResourceWeights, family: FamilyName) -> Resources:
+def estimated(one: Case, model: ResourceWeights) -> Resources:
     """An estimate with weights that need not be the committed ones."""
-    amounts, rules = row(one, family), of_graph(one.graph, one.folding, family)
+    amounts, rules = row(one), of_graph(one.graph, one.folding)
     luts = float(amounts @ [*(model.luts[kind] for kind in KINDS), model.frame_luts])
     ffs = float(amounts @ [*(model.ffs[kind] for kind in KINDS), model.frame_ffs])
-    ffs -= absorbed(one, family)
+    ffs -= absorbed(one)
     return Resources(luts=round(luts), ffs=round(ffs), multipliers=rules.multipliers, block_rams=rules.block_rams)
 
 
@@ -202,26 +184,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Synthesise, fit, compare."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.fpga.resources", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write fpga/compiler/resources.toml")
-    parser.add_argument("--family", choices=[*TABLES], default="ecp5")
     options = parser.parse_args(arguments)
-    family: FamilyName = options.family
-    console, cases, held_out = Console(), fitted_cases(), held_out_cases(family)
+    console, cases, held_out = Console(), fitted_cases(), held_out_cases()
     found = []
     for one in cases:
-        found.append(synthesised(one, family))
+        found.append(synthesised(one))
         console.print(f"{one.name}: {found[-1]}")
-    model = fitted_model(cases, found, family)
+    model = fitted_model(cases, found)
     if options.write:
-        TABLES[family].write_text(as_toml(model), encoding="utf-8")
+        TABLE.write_text(as_toml(model), encoding="utf-8")
     table, worst = Table(box=None, header_style="bold"), 0.0
     for title in ("folding", "LUT", "estimate", "", "FF", "estimate", "", "block RAM", "rule", "DSP", "rule"):
         table.add_column(title)
     for kind, group in (
         ("fitted", list(zip(cases, found, strict=True))),
-        ("held out", [(c, synthesised(c, family)) for c in held_out]),
+        ("held out", [(c, synthesised(c)) for c in held_out]),
     ):
         for one, counted in group:
-            guess = estimated(one, model, family)
+            guess = estimated(one, model)
             luts, ffs = guess.luts / counted.luts - 1, guess.ffs / counted.ffs - 1
             if kind == "held out":
                 worst = max(worst, abs(luts), abs(ffs))
