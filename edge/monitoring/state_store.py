@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import sqlite3
 import threading
@@ -23,9 +22,7 @@ import msgspec
 
 from hawkvision.core.errors import MALFORMED, ConfigError
 from hawkvision.guarantee.answered import AnsweredRequests
-from hawkvision.guarantee.monitor import NODE, StreamState
-
-log = logging.getLogger("hawkvision.edge")
+from hawkvision.guarantee.monitor import StreamState
 
 APPLICATION_ID: Final = 0x48574B53
 """`HWKS` in the file's header, which tells it from other SQLite files."""
@@ -93,8 +90,6 @@ class StateFile:
             self._connection = self._connected("?mode=ro&immutable=1")
             if not _check(self._connection, self.path):
                 raise StateError(f"state_file {self.path}: cannot be used: {self.unwritable}")
-            if _pragma(self._connection, "user_version") != SCHEMA_VERSION:
-                raise StateError(f"state_file {self.path}: is of an older version, and {self.unwritable}")
         except (sqlite3.Error, OSError):
             self._opened.close()
             raise StateError(f"state_file {self.path}: cannot be used: {self.unwritable}") from None
@@ -207,7 +202,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> bool:
 
     Raises:
         ConfigError: if it is a database of something else.
-        StateError: if it is corrupt, or has an unknown version.
+        StateError: if it is corrupt, or has another version.
         sqlite3.Error: if it is corrupt or cannot be read.
     """
     # SQLite writes the journal mode before the schema. After a crash in between, the file has pages and no tables.
@@ -217,7 +212,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> bool:
         return False
     if kind != APPLICATION_ID and "states" not in tables:
         raise ConfigError(f"state_file {path}: is a database of something else; name another file")
-    if kind == APPLICATION_ID and version not in (2, 3, SCHEMA_VERSION):
+    if kind == APPLICATION_ID and version != SCHEMA_VERSION:
         raise StateError(f"state_file {path}: has version {version}, this node reads {SCHEMA_VERSION}; move it away")
     damage = _pragma(connection, "quick_check(1)") if kind == APPLICATION_ID else "its header is damaged"
     if damage != "ok":
@@ -230,7 +225,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
     Raises:
         ConfigError: if it is a database of something else.
-        StateError: if it is corrupt, or has an unknown version.
+        StateError: if it is corrupt, or has another version.
         sqlite3.Error: if it is corrupt or cannot be written.
     """
     ours = _check(connection, path)
@@ -238,29 +233,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise ConfigError(f"state_file {path}: its file system cannot hold a write-ahead log; name a local file")
     if not ours:
         connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-    elif _pragma(connection, "user_version") != SCHEMA_VERSION:
-        _migrate(connection, path)
     # A file that cannot be written is found now, not at the next restart.
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("ROLLBACK")
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Convert an older version, in which streams were not their callers': its alarms become one of the node."""
-    (alarms,) = connection.execute("SELECT count(*) FROM states WHERE suspended").fetchone()
-    node = encode_state(StreamState(carried=bool(alarms)))
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        connection.execute("DROP TABLE states")
-        for statement in filter(None, map(str.strip, _SCHEMA.split(";"))):
-            connection.execute(statement)
-        connection.execute(_WRITE, (NODE, node, 1))
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    if alarms:
-        log.warning(
-            "state_file %s: is of an older version, with %d suspended streams: the node is suspended, until its audits "
-            "pass", path, alarms,
-        )  # fmt: skip
