@@ -56,7 +56,7 @@ def open_node_backend(
         folding = design.folding or fastest(graph, device(SIMULATED_DEVICE))
         return SimulatedBackend(graph, replace(design, folding=folding))
     if settings.device is None:
-        raise ConfigError(f"{kind}: missing the device's address, udp://HOST:PORT or serial:/dev/NAME")
+        raise ConfigError(f"{kind}: missing the device's address, udp://HOST:PORT")
     if kind == "fpga-device":
         from fpga.backends.device import DeviceBackend
 

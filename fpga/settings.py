@@ -21,8 +21,7 @@ class FpgaSettings(
 
     # fmt: off
     device: Annotated[Word | None, FPGA(
-        "Address of the device for `fpga-device` and `fpga-offload`: `udp://HOST:PORT` or "
-        "`serial:/dev/NAME[?baud=N]`.")] = None
+        "Address of the device for `fpga-device` and `fpga-offload`: `udp://HOST:PORT`.")] = None
     report: Annotated[Path | None, FPGA(
         "Report of the device's build (`hawkvision fpga build`): its folding, clock and estimated energy are "
         "used.")] = None
@@ -40,9 +39,7 @@ class FpgaSettings(
 def _check(config: EdgeConfig, fpga: FpgaSettings) -> None:
     has_device = config.backend in ("fpga-device", "fpga-offload")
     if has_device and fpga.device is None:
-        raise ConfigError(
-            f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT or serial:/dev/NAME"
-        )
+        raise ConfigError(f"edge.backend = {config.backend!r}: missing edge.fpga_device, udp://HOST:PORT")
     if not has_device and fpga.device is not None:
         raise ConfigError(
             f"edge.fpga_device belongs to edge.backend = 'fpga-device' or 'fpga-offload', got {config.backend!r}"

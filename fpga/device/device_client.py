@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TypeAlias
 
-from fpga.device.frame_transport import DeviceLink
+from fpga.device.frame_transport import UdpLink
 from fpga.device.framing import DeviceFrame, DeviceWelcome, LogitsReply
 from fpga.device.host_session import (
     HostEvent,
@@ -54,7 +54,7 @@ class DeviceConnection:
         max_waiting: images that may wait for the device, beside those that it holds.
     """
 
-    def __init__(self, link: DeviceLink, session: HostSession, max_waiting: int) -> None:
+    def __init__(self, link: UdpLink, session: HostSession, max_waiting: int) -> None:
         self._link, self._session, self._max_waiting, self._clock = link, session, max_waiting, MonotonicClock()
         self._lock = threading.Lock()
         self._updates: deque[PendingImage] = deque()

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import sys
-import tty
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from fpga.device.device_session import DeviceSession, IncomingImage
-from fpga.device.frame_transport import DeviceLink, SerialLink, UdpLink, open_link
+from fpga.device.frame_transport import UdpLink
 from fpga.device.framing import MAX_WINDOW, DeviceFrame, DeviceWelcome, encode
 from fpga.reports.build_report import read_design
 from fpga.simulation.integer_kernel import IntegerKernel
@@ -92,7 +91,7 @@ class Emulator:
         return answers
 
 
-def serve(emulator: Emulator, link: DeviceLink, stop: int) -> None:
+def serve(emulator: Emulator, link: UdpLink, stop: int) -> None:
     """Serve until `stop` becomes readable.
 
     Raises:
@@ -126,9 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         cycles = design.interval(graph) or graph.multiplications
         clock_hz = round(design.clock_hz or DEFAULT_CLOCK_MHZ * 1e6)
         emulator = Emulator(graph, IntegerKernel(graph), cycles, clock_hz, arguments.window)
-        link, address = _open(arguments)
+        link = UdpLink.at(arguments.host, arguments.port)
         print(f"an emulator, not hardware: {graph.name}, {cycles} modelled cycles at {clock_hz / 1e6:g} MHz")  # noqa: T201
-        print(f"ready: {address}", flush=True)  # noqa: T201
+        print(f"ready: udp://{arguments.host}:{link.port}", flush=True)  # noqa: T201
         try:
             serve(emulator, link, stopped)
         finally:
@@ -137,19 +136,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
-
-
-def _open(arguments: argparse.Namespace) -> tuple[DeviceLink, str]:
-    if arguments.pty:
-        ours, theirs = os.openpty()
-        path = os.ttyname(theirs)
-        tty.setraw(theirs)  # or it would echo
-        # `theirs` stays open: a pseudo-terminal that no process has open reads as hung up.
-        return SerialLink(ours, path), f"serial:{path}"
-    if arguments.serial is not None:
-        return open_link(f"serial:{arguments.serial}"), f"serial:{arguments.serial}"
-    link = UdpLink.at(arguments.host, arguments.port)
-    return link, f"udp://{arguments.host}:{link.port}"
 
 
 def _window(text: str) -> int:
@@ -168,14 +154,11 @@ def _clock_mhz(text: str) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m fpga.device.emulator", description="Stand in for an FPGA on a line. This is no hardware."
+        prog="python -m fpga.device.emulator", description="Stand in for an FPGA. This is no hardware."
     )
     parser.add_argument("--model", type=Path, required=True, help="a built variant that carries its integer graph")
     parser.add_argument("--host", default="127.0.0.1")
-    line = parser.add_mutually_exclusive_group()
-    line.add_argument("--port", type=int, default=0, help="UDP port; 0 takes a free one (default)")
-    line.add_argument("--serial", metavar="PATH[?baud=N]", help="a tty instead")
-    line.add_argument("--pty", action="store_true", help="a new pseudo-terminal instead; its name is printed")
+    parser.add_argument("--port", type=int, default=0, help="UDP port; 0 takes a free one (default)")
     parser.add_argument("--report", type=Path, help="a build's report: its folding and clock")
     parser.add_argument("--folding", type=Path, help="in place of the report's; else one multiplication a cycle")
     parser.add_argument("--clock-mhz", type=_clock_mhz, help=f"in place of the report's; else {DEFAULT_CLOCK_MHZ:g}")

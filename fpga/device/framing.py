@@ -181,50 +181,8 @@ def _cut(text: str) -> bytes:
     return text.encode()[:MAX_TEXT]
 
 
-class FrameDecoder:
-    """Finds frames in a byte stream that may lose, add or change bytes.
-
-    Bytes that belong to no frame are skipped up to the next frame with a correct CRC. The decoder keeps fewer than
-    `MAX_FRAME` bytes, and a false start delays what follows by no more than that.
-    """
-
-    def __init__(self) -> None:
-        self._kept = b""
-        self.skipped = 0
-        """Bytes skipped so far."""
-
-    def feed(self, data: bytes) -> list[DeviceFrame]:
-        """The frames that `data` completes."""
-        kept, at, found = self._kept + data, 0, []
-        while len(kept) - at >= len(MAGIC):
-            begin = kept.find(MAGIC, at)
-            if begin < 0:
-                begin = len(kept) - (kept[-1:] == MAGIC[:1])
-            self.skipped += begin - at
-            at = begin
-            if (size := _size(kept, at)) > len(kept) - at:
-                break
-            frame = decode(kept[at : at + size]) if size else None
-            if frame is None:
-                at += 1
-                self.skipped += 1
-            else:
-                at += size
-                found.append(frame)
-        self._kept = kept[at:]
-        return found
-
-
-def _size(data: bytes, at: int) -> int:
-    """Size of the frame that begins there, as far as known; 0 if none begins."""
-    if len(data) - at < _HEAD.size:
-        return _HEAD.size
-    _, version, _, length, _, _ = _HEAD.unpack_from(data, at)
-    return 0 if version != VERSION or length > MAX_PAYLOAD else _HEAD.size + length + _CRC.size
-
-
 def decode(data: bytes) -> DeviceFrame | None:
-    """The frame that fills `data`, for instance a datagram; None if it is none."""
+    """The frame that fills a datagram; None if it is none."""
     if len(data) < _HEAD.size + _CRC.size:
         return None
     magic, version, kind, length, session, sequence = _HEAD.unpack_from(data)

@@ -22,6 +22,7 @@ from hawkvision.core.errors import ConfigError, HawkVisionError, ManifestError
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.settings.load import read_command_line
 from hawkvision.integer.artifact import graph_of
+from hawkvision.integer.onnx_writer import write
 from hawkvision.model_zoo.building.build import build
 from hawkvision.model_zoo.calibration.calibrate import calibrate
 from hawkvision.models.image_sets.idx_reader import grey_png
@@ -29,6 +30,7 @@ from hawkvision.models.manifest import artifact_path, load_manifest
 from hawkvision.system.child_server import running
 from tests.edge.conftest import Caller
 from tests.edge.peer import running_peer
+from tests.hawkvision.integer.graphs import random_graph
 from tests.hawkvision.model_zoo.answers import answers_of
 from tests.hawkvision.model_zoo.synthetic_task import write_cascade
 
@@ -172,13 +174,19 @@ def test_offload_serves_the_same_answers_with_its_device_and_after_losing_it(
     assert alone["cpu"] - there["cpu"] == 12
 
 
-def test_a_device_that_is_gone_is_a_503_until_it_is_back(cascade: Cascade) -> None:
+def test_a_device_whose_place_another_took_is_a_503_until_it_is_back(cascade: Cascade, tmp_path: Path) -> None:
+    other = tmp_path / "other.onnx"
+    other.write_bytes(write(random_graph()))
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(running("fpga.device.emulator", *cascade.emulator, "--pty"))
+        device = stack.enter_context(running("fpga.device.emulator", *cascade.emulator))
         caller = stack.enter_context(node(cascade, "--backend", "fpga-device", "--fpga-device", device.url))
         assert caller.classify(images(1)[0]).status == 200
         device.stop()
-        gone = caller.classify(images(1)[0])
+        same_port = ("--port", device.url.rpartition(":")[2])
+        with running("fpga.device.emulator", "--model", str(other), *same_port):
+            gone = caller.classify(images(1)[0])
+        stack.enter_context(running("fpga.device.emulator", *cascade.emulator, *same_port))
+        assert caller.classify(images(1)[0]).status == 200
     assert (gone.status, gone.json["code"], gone.headers["retry-after"]) == (503, "unavailable", "1")
 
 
@@ -206,8 +214,8 @@ def test_a_node_told_to_stop_greets_a_silent_device_no_more_and_ends_well(cascad
         (("--backend", "fpga-ref", "--variant", "tiny"), "carries no integer graph"),
         (("--backend", "fpga-ref", "--fpga-folding", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
         (("--backend", "fpga-ref", "--fpga-report", "/nowhere.json"), "/nowhere.json: cannot be read: No such file"),
-        (("--backend", "fpga-device", "--fpga-device", "serial:/nowhere"), "serial:/nowhere: No such file"),
-        (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT or serial:"),
+        (("--backend", "fpga-device", "--fpga-device", "udp://no-host.invalid:1"), "udp://no-host.invalid:1"),
+        (("--backend", "fpga-device", "--fpga-device", "tcp://host:1"), "expected udp://HOST:PORT, got"),
     ],
 )
 def test_a_backend_that_cannot_run_is_an_error_at_the_start(cascade: Cascade, more: tuple[str, ...], says: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import resource
 import select
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,20 +53,11 @@ def not_emulated(window: int = 2) -> Iterator[int]:
         link.close()
 
 
-@pytest.fixture(scope="module")
-def serial(model: Path) -> Iterator[tuple[str, str]]:
-    """Two lines, for a line has one host."""
-    with emulated(model, "--pty") as one, emulated(model, "--pty") as other:
-        yield one.url, other.url
-
-
 class TestDeviceBackend(BackendConformance):
     # A device has one session: the newer host takes it from the older, which greets it again for its next image.
-    @pytest.fixture(params=["udp", "serial"])
-    def make_backend(self, request: pytest.FixtureRequest) -> Callable[[], Backend]:
-        found = request.getfixturevalue(request.param)
-        urls = itertools.cycle([found] if request.param == "udp" else found)
-        return lambda: DeviceBackend(GRAPH, next(urls))
+    @pytest.fixture
+    def make_backend(self, udp: str) -> Callable[[], Backend]:
+        return lambda: DeviceBackend(GRAPH, udp)
 
 
 def test_the_device_tells_what_it_models_from_what_was_measured(udp: str) -> None:
@@ -157,15 +146,6 @@ def test_a_line_without_a_descriptor_left_is_an_error_of_the_backend(udp: str) -
             os.close(descriptor)
 
 
-def test_a_line_that_is_hung_up_is_an_error_and_so_is_opening_it_again(model: Path) -> None:
-    with emulated(model, "--pty") as process:
-        backend = DeviceBackend(GRAPH, process.url)
-    for _ in range(2):
-        with pytest.raises(BackendUnavailable, match=r"fpga-device: the line broke|serial:"):
-            backend.infer(images(1))
-    backend.close()
-
-
 def test_a_device_that_falls_silent_is_unavailable_not_a_defect(model: Path) -> None:
     with emulated(model) as process:
         backend = DeviceBackend(GRAPH, process.url, attempts=1)
@@ -184,32 +164,23 @@ def test_a_backend_that_is_given_up_waits_for_no_device() -> None:
         assert len(silent.receive()) < MAX_ATTEMPTS
 
 
-def test_a_serial_line_has_one_host(serial: tuple[str, str]) -> None:
-    with contextlib.closing(DeviceBackend(GRAPH, serial[0])), pytest.raises(BackendError, match="another has it"):
-        DeviceBackend(GRAPH, serial[0])
-
-
 def test_closing_ends_the_thread(udp: str) -> None:
     DeviceBackend(GRAPH, udp).close()
     assert not [thread for thread in threading.enumerate() if thread.name == "hawkvision-fpga-device"]
 
 
-NO_ADDRESSES = "udp://host udp://h:99999 udp://h:1/x serial:tty serial:/d?baud=fast serial:/d?x=1 serial:/\0"
+NO_ADDRESSES = "udp://host udp://h:99999 udp://h:1/x udp://h:1?x=1 serial:/dev/tty"
 
 
 @pytest.mark.parametrize("url", ["", *NO_ADDRESSES.split(" ")])
 def test_addresses_that_are_none_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="expected udp://HOST:PORT or serial:/dev/NAME"):
+    with pytest.raises(ConfigError, match="expected udp://HOST:PORT"):
         open_link(url)
 
 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("serial:/nowhere/tty", "No such file"),
-        ("serial:/dev/null", "Inappropriate ioctl"),
-        ("serial:/dev/null?baud=12345", "12345 baud is no speed"),
-        ("serial:/dev/null?baud=0", "0 baud is no speed"),
         ("udp://no-such-host.invalid:1", "udp://no-such-host.invalid:1"),
         (f"udp://{'a' * 64}.net:1", "udp://a+.net:1: .*label"),
     ],
@@ -234,16 +205,3 @@ def test_a_device_answers_the_host_whose_session_it_is_not_the_last_to_speak() -
         assert [frame.session for frame in host.receive()] == [session]
     for link in (device, *hosts):
         link.close()
-
-
-def test_a_serial_line_is_8n1_without_flow_control_whatever_it_was_before() -> None:
-    ours, theirs = os.openpty()
-    mode = termios.tcgetattr(theirs)
-    mode[2] |= termios.CSTOPB | termios.CRTSCTS
-    termios.tcsetattr(theirs, termios.TCSANOW, mode)
-    with contextlib.closing(open_link(f"serial:{os.ttyname(theirs)}")):
-        kept = termios.tcgetattr(theirs)[2]
-    assert kept & termios.CSIZE == termios.CS8
-    assert not kept & (termios.CSTOPB | termios.CRTSCTS | termios.PARENB)
-    os.close(ours)
-    os.close(theirs)
