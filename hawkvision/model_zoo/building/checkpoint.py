@@ -1,19 +1,16 @@
 """Weight files of other frameworks, read into NumPy arrays without running anything they contain.
 
-Four formats: torch's zip archive (since 1.6), torch's older stream of pickles, a pickled dictionary of lists of NumPy
-arrays, and safetensors. Pickles go through `PickleMachine`, which cannot call code. Arrays of pickles are read-only
-views of the file's bytes; a tensor with gaps or overlaps in its storage is refused, so no array is larger than
-the file (safetensors' own reader ensures both).
+Three formats, those of the weights that are built here: torch's stream of pickles (before 1.6), a pickled dictionary
+of lists of NumPy arrays, and safetensors. Pickles go through `PickleMachine`, which cannot call code. Arrays of pickles
+are read-only views of the file's bytes; a tensor with gaps or overlaps in its storage is refused, so no array is larger
+than the file (safetensors' own reader ensures both).
 """
 
 from __future__ import annotations
 
-import io
 import math
 import struct
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -27,25 +24,13 @@ from hawkvision.model_zoo.building.safe_unpickler import Built, PickleMachine, P
 StateDict: TypeAlias = dict[str, NDArray[Any]]
 Format: TypeAlias = Literal["torch", "numpy_pickle", "safetensors"]
 
-_ZIP_MAGIC = b"PK\x03\x04"
 _STREAM_MAGIC = 0x1950A86A20F9469CFC6C  # torch/serialization.py, MAGIC_NUMBER
 _STREAM_PROTOCOL = 1001
 
-_STORAGES: dict[str, np.dtype[Any]] = {
-    "FloatStorage": np.dtype("<f4"),
-    "DoubleStorage": np.dtype("<f8"),
-    "HalfStorage": np.dtype("<f2"),
-    "LongStorage": np.dtype("<i8"),
-    "IntStorage": np.dtype("<i4"),
-    "ShortStorage": np.dtype("<i2"),
-    "CharStorage": np.dtype("i1"),
-    "ByteStorage": np.dtype("u1"),
-    "BoolStorage": np.dtype("?"),
-}
+_STORAGES: dict[str, np.dtype[Any]] = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
 _ARRAY_KINDS = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"})
 _ORDERED_DICT = Symbol("collections", "OrderedDict")
 _REBUILD_TENSOR = Symbol("torch._utils", "_rebuild_tensor_v2")
-_REBUILD_PARAMETER = Symbol("torch._utils", "_rebuild_parameter")
 _RECONSTRUCT = frozenset(
     {Symbol("numpy.core.multiarray", "_reconstruct"), Symbol("numpy._core.multiarray", "_reconstruct")}
 )
@@ -75,8 +60,8 @@ class _Tensor:
 def parse_checkpoint(data: bytes, kind: Format, where: str) -> StateDict:
     """The arrays of a weight file by name; `where` names it in errors.
 
-    A torch file must hold a state dict (name → tensor), bare or under the key `state_dict`; a NumPy pickle
-    a dictionary of lists, whose entries are named `<key>.<position>`; safetensors name their arrays themselves.
+    A torch file must hold a state dict (name → tensor); a NumPy pickle a dictionary of lists, whose entries are named
+    `<key>.<position>`; safetensors name their arrays themselves.
 
     Raises:
         ArtifactError: naming what in it is missing, malformed or refused.
@@ -86,8 +71,6 @@ def parse_checkpoint(data: bytes, kind: Format, where: str) -> StateDict:
             return _read_numpy_pickle(data)
         if kind == "safetensors":
             return _read_safetensors(data)
-        if data.startswith(_ZIP_MAGIC):
-            return _read_zip(data)
         return _read_stream(data)
     except PickleRefused as error:
         raise ArtifactError(f"{where}: refused as a {kind} weight file: {error}") from None
@@ -115,7 +98,7 @@ def _read_stream(data: bytes) -> StateDict:
         return value
 
     if load() != _STREAM_MAGIC or load() != _STREAM_PROTOCOL:
-        raise PickleRefused("neither a zip archive nor torch's older stream")
+        raise PickleRefused("it does not begin as torch's stream of pickles")
     platform = load()
     if type(platform) is not dict or platform.get("little_endian") is not True:
         raise PickleRefused("the platform record does not say little-endian")
@@ -136,57 +119,13 @@ def _read_stream(data: bytes) -> StateDict:
             raise PickleRefused(f"storage {key} is cut off or has {numel} numbers, expected {known[key].numel}")
         storages[key] = data[position + 8 : position + 8 + size]
         position += 8 + size
-    return _resolve(tensors, storages.get)
+    return _resolve(tensors, storages)
 
 
-def _read_zip(data: bytes) -> StateDict:
-    """A stored (not compressed) archive: <name>/data.pkl, <name>/byteorder, <name>/data/<key> per storage."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read_archive(archive, len(data))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, struct.error, zlib.error) as e:
-        raise PickleRefused(f"the zip archive is damaged: {e}") from None
-    except (ValueError, KeyError, OverflowError) as e:
-        if isinstance(e, PickleRefused):
-            raise
-        raise PickleRefused(f"the zip archive is damaged: {e}") from None
-
-
-def _read_archive(archive: zipfile.ZipFile, file_size: int) -> StateDict:
-    # Entries of a forged archive may overlap. The total that is read must still fit in the file.
-    budget = file_size
-
-    def read(name: str) -> bytes:
-        nonlocal budget
-        info = archive.getinfo(name)
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size > budget:
-            raise PickleRefused(f"archive member {name!r} is compressed or larger than the file")
-        budget -= info.file_size
-        return archive.read(info)
-
-    pickles = [n for n in archive.namelist() if n.endswith("/data.pkl") and n.count("/") == 1]
-    if len(pickles) != 1:
-        raise PickleRefused(f"expected one member <name>/data.pkl, found {len(pickles)}")
-    root = pickles[0].removesuffix("data.pkl")
-    names = frozenset(archive.namelist())
-    if f"{root}byteorder" in names and read(f"{root}byteorder") != b"little":
-        raise PickleRefused("the archive's byte order is not little")
-    tensors = _tensors(PickleMachine(read(pickles[0]), 0, _call_torch, _persistent_torch).load())
-    storages: dict[str, bytes] = {}
-
-    def storage(key: str) -> bytes | None:
-        member = f"{root}data/{key}"
-        if key not in storages and member in names:
-            storages[key] = read(member)
-        return storages.get(key)
-
-    return _resolve(tensors, storage)
-
-
-def _resolve(tensors: Mapping[str, _Tensor], storage: Callable[[str], bytes | None]) -> StateDict:
+def _resolve(tensors: Mapping[str, _Tensor], storages: Mapping[str, bytes]) -> StateDict:
     state: StateDict = {}
     for name, tensor in tensors.items():
-        raw = storage(tensor.storage.key)
+        raw = storages.get(tensor.storage.key)
         dtype = tensor.storage.dtype
         if raw is None or len(raw) != tensor.storage.numel * dtype.itemsize:
             raise PickleRefused(f"the storage of {name!r} is missing or of the wrong size")
@@ -198,8 +137,6 @@ def _resolve(tensors: Mapping[str, _Tensor], storage: Callable[[str], bytes | No
 
 
 def _tensors(value: Any) -> dict[str, _Tensor]:
-    if type(value) is dict and type(value.get("state_dict")) is dict:
-        value = value["state_dict"]
     if type(value) is not dict or not value:
         raise PickleRefused(f"expected a dictionary of tensors, found a {type(value).__name__}")
     for name, tensor in value.items():
@@ -209,8 +146,8 @@ def _tensors(value: Any) -> dict[str, _Tensor]:
 
 
 def _persistent_torch(pid: Any) -> _Storage:
-    """("storage", type, key, device, numel), and a trailing None in the older format."""
-    if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage" or pid[5:] not in ((), (None,)):
+    """("storage", type, key, device, numel, None)"""
+    if type(pid) is not tuple or len(pid) != 6 or pid[0] != "storage" or pid[5] is not None:
         raise PickleRefused("a persistent id that is not a whole storage")
     kind, key, numel = pid[1], pid[2], pid[4]
     if type(kind) is not Symbol or kind.module != "torch" or kind.name not in _STORAGES:
@@ -223,9 +160,7 @@ def _persistent_torch(pid: Any) -> _Storage:
 def _call_torch(symbol: Symbol, args: tuple[Any, ...]) -> Any:
     if symbol == _ORDERED_DICT and args == ():
         return {}
-    if symbol == _REBUILD_PARAMETER and len(args) == 3 and type(args[0]) is _Tensor:
-        return args[0]
-    if symbol == _REBUILD_TENSOR and len(args) in (6, 7) and type(args[0]) is _Storage:
+    if symbol == _REBUILD_TENSOR and len(args) == 6 and type(args[0]) is _Storage:
         return _dense(args[0], args[1], args[2], args[3])
     raise PickleRefused(f"a call of {symbol}, which is not among those that a state dict needs")
 

@@ -1,11 +1,9 @@
-"""Small weight files in the three formats, written opcode by opcode, so that no framework is needed to test reading."""
+"""Small weight files in torch's format, written opcode by opcode, so that no framework is needed to test reading."""
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
-import zipfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -35,7 +33,7 @@ def tensor(
     key: str, numel: int, shape: Sequence[int], strides: Sequence[int], offset: int = 0, kind: str = "FloatStorage"
 ) -> bytes:
     """A call of torch's `_rebuild_tensor_v2` on a persistent storage."""
-    storage = b"(" + text("storage") + symbol("torch", kind) + text(key) + text("cpu") + number(numel) + b"tQ"
+    storage = b"(" + text("storage") + symbol("torch", kind) + text(key) + text("cpu") + number(numel) + b"NtQ"
     hooks = symbol("collections", "OrderedDict") + b")R"
     args = storage + number(offset) + numbers(shape) + numbers(strides) + b"\x89" + hooks
     return symbol("torch._utils", "_rebuild_tensor_v2") + b"(" + args + b"tR"
@@ -63,14 +61,3 @@ def stream(pickled: bytes, storages: Mapping[str, F32]) -> bytes:
     )
     tail = b"".join(struct.pack("<q", a.size) + a.astype("<f4").tobytes() for a in storages.values())
     return head + pickled + pickle.dumps(list(storages), protocol=2) + tail
-
-
-def archive(pickled: bytes, storages: Mapping[str, F32], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """torch's format since 1.6."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as z:
-        z.writestr("model/data.pkl", pickled)
-        z.writestr("model/byteorder", b"little")
-        for key, array in storages.items():
-            z.writestr(f"model/data/{key}", array.astype("<f4").tobytes())
-    return buffer.getvalue()

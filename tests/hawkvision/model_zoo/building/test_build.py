@@ -23,7 +23,7 @@ from hawkvision.model_zoo.building.quantize import Ranges, measure_ranges, save_
 from hawkvision.models.manifest import Cascade, Ensemble, InputSpec, Manifest, PackageSource, Variant, load_manifest
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.model_zoo.tiny_states import random_state
-from tests.hawkvision.model_zoo.weight_files import archive, state_of
+from tests.hawkvision.model_zoo.weight_files import state_of, stream
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SPEC = InputSpec(height=32, width=32, mean=(120.0, 110.0, 100.0), std=(60.0, 50.0, 40.0))
@@ -46,7 +46,7 @@ class Zoo:
 @pytest.fixture(scope="module")
 def weights() -> bytes:
     arrays = {k: v.astype(np.float32) for k, v in random_state("mobilenet_v2").items() if not k.endswith("_tracked")}
-    return archive(state_of(arrays), arrays)
+    return stream(state_of(arrays), arrays)
 
 
 @pytest.fixture
