@@ -88,14 +88,6 @@ class AskOptions(msgspec.Struct, kw_only=True, frozen=True):
     out: Annotated[Path | None, Meta(
         title=_OUTPUT, description="Write a CSV file with one row per image, or per object.")] = None
     json: Annotated[bool, Meta(title=_OUTPUT, description="Print one JSON answer per line.")] = False
-
-
-class DetectOptions(AskOptions, kw_only=True, frozen=True):
-    """The options of `hawkvision detect`."""
-
-    draw: Annotated[Path | None, Meta(
-        title=_OUTPUT,
-        description="Write the images with boxes into this folder; of one image, into this file.")] = None
 # fmt: on
 
 
