@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 ROOT: Final = Path(__file__).resolve().parents[1]
 MOST_MODULES: Final = 12
 """In one folder, `__init__` not counted."""
+MOST_LINES: Final = 70
+"""Of a function, its decorators not counted."""
 
 
 @pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy", "lint-imports --no-cache"])
@@ -27,6 +30,17 @@ def test_no_folder_holds_more_than_a_dozen_modules() -> None:
     modules = [path for package in ("hawkvision", "edge", "fpga", "loadgen") for path in (ROOT / package).rglob("*.py")]
     sizes = Counter(path.parent for path in modules if path.name != "__init__.py")
     assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    packages = ("hawkvision", "edge", "fpga", "loadgen", "models", "tests")
+    lengths = {
+        f"{path.relative_to(ROOT)}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in (path for package in packages for path in (ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 def test_nothing_advises_to_install_from_an_index_on_which_we_are_not() -> None:

@@ -175,15 +175,9 @@ async def bench(
     )
     make_policy: MakePolicy = Policy if baseline is None else baseline.make_policy
     policy = make_policy(profile, "small", "large", alone=peer is None, site=site)
-    stage = EdgeStage(
-        "small",
-        LoadedModel("small", backend, SPEC, wide, use=use),
-        1.0,
-        policy.pair.score if kind is TEN else kind.scores[0],
-        kind,
-        others,
-        fingerprint=f"{SHA}/int8",
-    )
+    score = policy.pair.score if kind is TEN else kind.scores[0]
+    loaded = LoadedModel("small", backend, SPEC, wide, use=use)
+    stage = EdgeStage("small", loaded, 1.0, score, kind, others, fingerprint=f"{SHA}/int8")
     models = (memory or ModelMemory()).add(task, stage, pinned=pinned)
     limits = DecodingLimits(task, DecodingScales([SPEC], max_pixels, max_pixels), metrics)
     limits.divide(divided(256 * 1024 * 1024, None))
