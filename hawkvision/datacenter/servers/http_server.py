@@ -132,7 +132,8 @@ class HttpServer:
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
         if path == CANCEL_PATH:
-            unwanted = self._unwanted.get((caller.name, request.headers.get(TRACE_HEADER, "")))
+            trace = request.headers.get(TRACE_HEADER)
+            unwanted = self._unwanted.get((caller.name, trace)) if trace else None
             if unwanted is not None:
                 unwanted.set()
             return Response(status_code=204)

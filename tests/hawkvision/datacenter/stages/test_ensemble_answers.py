@@ -241,7 +241,7 @@ def test_work_whose_answer_is_not_wanted_ends_when_its_caller_says_so(progressiv
     to, trace = server(Stuck(unequal().rows)), b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     statuses: list[int] = []
 
-    async def ask(path: str, sent_trace: bytes, **headers: str) -> None:
+    async def ask(path: str, sent_trace: bytes | None, **headers: str) -> None:
         arrived = iter([{"type": "http.request", "body": b"image", "more_body": False}])
 
         async def receive() -> Message:
@@ -255,7 +255,7 @@ def test_work_whose_answer_is_not_wanted_ends_when_its_caller_says_so(progressiv
                 statuses.append(message["status"])
 
         lines = [
-            (b"traceparent", sent_trace),
+            *([(b"traceparent", sent_trace)] if sent_trace else []),
             *((f"x-hawkvision-{k}".encode(), v.encode()) for k, v in headers.items()),
         ]
         scope = {"type": "http", "method": "POST", "path": path, "headers": lines, "query_string": b""}
@@ -263,12 +263,16 @@ def test_work_whose_answer_is_not_wanted_ends_when_its_caller_says_so(progressiv
 
     async def scenario() -> None:
         asking = asyncio.create_task(ask("/v1/infer", trace, **({"progressive": "1"} if progressive else {})))
-        await until(lambda: bool(inside(to)) and (bool(statuses) or not progressive))
+        other = asyncio.create_task(ask("/v1/infer", None))
+        await until(lambda: inside(to) == 2 and (bool(statuses) or not progressive))
         await ask("/v1/cancel", trace.replace(b"b7", b"b8"))
-        assert inside(to) == 1, "another request was meant"
+        await ask("/v1/cancel", None)
+        assert inside(to) == 2, "other requests were meant"
         await ask("/v1/cancel", trace)
         await asking
-        await until(lambda: inside(to) == 0)
+        await until(lambda: inside(to) == 1)
+        assert not other.done(), "a request without a trace cannot be named"
+        other.cancel()
 
     asyncio.run(scenario())
-    assert statuses == ([200, 204, 204] if progressive else [204, 204, 499])
+    assert statuses == ([200, 204, 204, 204] if progressive else [204, 204, 204, 499])
