@@ -7,6 +7,7 @@ with headers. Losses are counted over ten seconds, so a hundred probes distingui
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
@@ -93,7 +94,10 @@ class DatagramTransport:
         return self._datagram.fits_lossless(body, deadline_s, strict=strict)
 
     async def send(
-        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
+        self,
+        escalation: Escalation,
+        on_interim: Callable[[bytes], None] = ignore_interim,
+        tier_ms: float = math.inf,  # noqa: ARG002 - a frame that cancels costs next to nothing
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`.
 

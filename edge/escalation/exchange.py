@@ -66,6 +66,7 @@ class Exchanges:
         self._probe = probe
         self._mean_ms: dict[tuple[Transport, str], float] = {}
         self._datacenter_ms = 0.0
+        """Smoothed time that the datacenter itself takes; 0 before its first answer."""
 
     def mean_ms(self, transport: Transport, stage: str) -> float | None:
         """Smoothed round trip of a stage's answers over a transport; None before the first."""
@@ -100,7 +101,7 @@ class Exchanges:
                 escalation.add_interim(escalated(payload))
 
         try:
-            status, payload = await carrier.send(escalation, on_interim)
+            status, payload = await carrier.send(escalation, on_interim, self._datacenter_ms)
             if status != 200:
                 raise self._refusal(carrier, escalation, status, payload, sent)
             answer = escalated(payload)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import ssl
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
@@ -52,6 +54,8 @@ DRAIN_BYTES: Final = 1024 * 1024
 
 ListingT = TypeVar("ListingT")
 
+_NOT_SENT: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+"""Headers that aiohttp adds and no datacenter reads. A proxy that heeded them might compress replies."""
 _LISTING_TIMEOUT: Final = aiohttp.ClientTimeout(total=LISTING_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
 
 _stages_decoder = msgspec.json.Decoder(StageList)
@@ -128,11 +132,16 @@ class HttpTransport:
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=headers,
+            skip_auto_headers=_NOT_SENT,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._keyless = aiohttp.ClientSession(
-            connector=connector, connector_owner=False, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector,
+            connector_owner=False,
+            skip_auto_headers=_NOT_SENT,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         """For requests that need no key, over the same connections."""
 
@@ -142,7 +151,10 @@ class HttpTransport:
         return len(self._draining)
 
     async def send(
-        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
+        self,
+        escalation: Escalation,
+        on_interim: Callable[[bytes], None] = ignore_interim,
+        tier_ms: float = math.inf,
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`; the image's bytes always travel unchanged.
 
@@ -151,7 +163,8 @@ class HttpTransport:
         that, and close its connection too.
 
         Cancellation sends `CANCEL_PATH` over another connection, so the datacenter drops the image. A closed connection
-        would tell it as well, and cost the next image the time of a new one.
+        would tell it as well, and cost the next image the time of a new one. A message takes as long to get there as
+        the image took, so one that leaves `tier_ms` after it comes too late, and is not sent.
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
@@ -159,19 +172,20 @@ class HttpTransport:
         headers = request.headers()
         headers[TRACE_HEADER] = escalation.trace.header()
         headers[REQUEST_ID_HEADER] = escalation.trace.request_id
-        begun = asyncio.Event()
+        begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         exchange = self._begin(self._exchange(body, headers, begun, on_interim))
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
         except asyncio.CancelledError:
-            if not exchange.done() and begun.is_set() and self._may_drain(body):
+            if not exchange.done() and begun.done() and self._may_drain(body):
                 self._let_drain(exchange)
-                self._let_drain(self._begin(self._cancel(headers)))
+                if (time.monotonic() - begun.result()) * 1e3 < tier_ms:
+                    self._let_drain(self._begin(self._cancel(headers)))
             else:
                 exchange.cancel()
             raise
         if not done:
-            if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
+            if begun.done() and request.deadline_ms is not None and self._may_drain(body):
                 self._let_drain(exchange)
             else:
                 exchange.cancel()
@@ -193,12 +207,12 @@ class HttpTransport:
         return task
 
     async def _exchange(
-        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, on_interim: Callable[[bytes], None]
+        self, body: bytes, headers: dict[str, str], begun: asyncio.Future[float], on_interim: Callable[[bytes], None]
     ) -> tuple[int, bytes]:
-        """Post one image; `begun` is set once it has a connection or opens one."""
+        """Post one image; `begun` gets the monotonic clock's time when it has a connection or opens one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         async with self._free:
-            begun.set()
+            begun.set_result(time.monotonic())
             url = f"{self.url}{INFER_PATH}"
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
                 self._has_answered, self._tls_reason = True, None

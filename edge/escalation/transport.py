@@ -7,6 +7,7 @@ transport.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -102,13 +103,17 @@ class EscalationTransport(Protocol):
     """Times from the first answer to a progressive request until the last."""
 
     async def send(
-        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
+        self,
+        escalation: Escalation,
+        on_interim: Callable[[bytes], None] = ignore_interim,
+        tier_ms: float = math.inf,
     ) -> tuple[int, bytes]:
-        """Send an image; gives the reply's HTTP status and body.
+        """Send an image; gives the reply's HTTP status and body. Cancelled, it tells the datacenter to drop the image.
 
         Args:
             escalation: what is sent, and how long its reply is awaited.
             on_interim: called with each interim body of a progressive request as soon as it arrives.
+            tier_ms: what the datacenter itself usually takes. If that long has passed, it need not be told.
 
         Raises:
             TransportBroken: if the transport does not work.

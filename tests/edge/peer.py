@@ -107,6 +107,8 @@ class Peer:
     """Callers that closed their connection over HTTP while they were held, or cancelled their image over datagrams."""
     cancelled: list[str] = field(default_factory=list)
     """Traces of requests whose reply is not wanted any more."""
+    cancel_headers: list[str] = field(default_factory=list)
+    """Of the last request that said so."""
     answered: int = 0
     """Images over HTTP whose answer was begun."""
     offer: DatagramEndpoint | None = None
@@ -141,6 +143,7 @@ class Peer:
 
     async def cancel(self, request: web.Request) -> web.Response:
         self.cancelled.append(request.headers[TRACE_HEADER])
+        self.cancel_headers = sorted(request.headers)
         return web.Response(status=204)
 
     async def in_parts(self, request: web.Request) -> web.StreamResponse:

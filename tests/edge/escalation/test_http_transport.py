@@ -32,9 +32,13 @@ def peer() -> Iterator[Peer]:
 
 
 async def ask(
-    transport: HttpTransport, timeout_s: float, request: EscalationRequest = HURRIED, body: bytes = b"image"
+    transport: HttpTransport,
+    timeout_s: float,
+    request: EscalationRequest = HURRIED,
+    body: bytes = b"image",
+    tier_ms: float = LONG_S * 1e3,
 ) -> int:
-    status, _ = await transport.send(Escalation(body, request, start_trace(), timeout_s))
+    status, _ = await transport.send(Escalation(body, request, start_trace(), timeout_s), tier_ms=tier_ms)
     return status
 
 
@@ -69,8 +73,26 @@ def test_the_datacenter_is_told_that_an_answer_is_not_wanted_and_the_connection_
 
     asyncio.run(scenario())
     assert peer.cancelled == [headers["traceparent"] for headers in peer.headers]
+    assert peer.cancel_headers == ["Content-Length", "Host", "X-HawkVision-Wire", "traceparent"], "nothing needless"
     assert not peer.gone
     assert len(peer.ports) <= 2, "the other one told so"
+
+
+def test_a_datacenter_that_has_probably_answered_is_told_nothing(peer: Peer) -> None:
+    async def scenario() -> None:
+        transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
+        peer.held = True
+        leaving = asyncio.create_task(ask(transport, LONG_S, tier_ms=0.0))
+        await until(lambda: len(peer.bodies) == 1)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        peer.held = False
+        await until(lambda: transport.draining == 0)
+        await transport.close()
+
+    asyncio.run(scenario())
+    assert (peer.answered, peer.cancelled, peer.gone) == (1, [], 0)
 
 
 def test_an_image_too_large_to_continue_is_cut_off_when_its_answer_is_not_wanted(peer: Peer) -> None:
