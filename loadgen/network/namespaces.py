@@ -1,7 +1,7 @@
 """Network namespaces joined by TUN devices: how they are made, entered and removed.
 
       namespace "client"                                        namespace "server"
-    10.98.0.1 path0 ◄─TUN─► descriptor   ...   descriptor ◄─TUN─► path0 10.98.0.2
+    10.98.0.1 link0 ◄─TUN─► descriptor   ...   descriptor ◄─TUN─► link0 10.98.0.2
 
 `loadgen.network.tun_relay` moves packets between the descriptors, and `loadgen.network.tun_link` owns the namespaces. A
 namespace is named after the process that owns it, so that namespaces left behind can be found.
@@ -20,7 +20,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final, Literal, TypeAlias
@@ -29,8 +28,6 @@ from hawkvision.core.errors import HawkVisionError, NotReady
 
 Side: TypeAlias = Literal["client", "server"]
 SIDES: Final[tuple[Side, Side]] = ("client", "server")
-MAX_PATHS: Final = 2
-"""Between two namespaces."""
 MTU: Final = 1500
 TX_QUEUE_PACKETS: Final = 1000
 """What the kernel holds while the relay does not read: 0.6 s of 20 Mbit/s, so that a pause of ours loses nothing."""
@@ -45,8 +42,6 @@ _serial = itertools.count()
 @functools.cache
 def available() -> str | None:
     """Why there can be no such link here, or None if there can; found out by trying."""
-    if sys.platform != "linux":
-        return "network namespaces are Linux"
     if os.geteuid() != 0:
         return "needs root"
     if shutil.which("ip") is None:
@@ -94,27 +89,14 @@ def _birth(pid: int) -> int | None:
         return None
 
 
-def address_of(link: int, path: int, side: Side) -> str:
-    """The IPv4 address of one end of a path; `link` is its number in a chain."""
-    return f"10.{98 + link}.{path}.{1 + SIDES.index(side)}"
+def address_of(link: int, side: Side) -> str:
+    """The IPv4 address of one end; `link` is its number in a chain."""
+    return f"10.{98 + link}.0.{1 + SIDES.index(side)}"
 
 
-def _name(link: int, path: int) -> str:
-    """Of a path's devices. A namespace in the middle of a chain has those of two links."""
-    return f"path{path}" if link == 0 else f"link{link}path{path}"
-
-
-def routes_of(link: int, path: int, side: Side) -> list[str]:
-    """A side's routes over a path: to the other end, and for the client from its own address to any of the server's."""
-    address, device, network = address_of(link, path, side), _name(link, path), f"10.{98 + link}"
-    routes = [f"{network}.{path}.0/30 dev {device} src {address}"]
-    if side == "client":
-        routes.append(f"{network}.0.0/16 dev {device} src {address} table {_table(link, path)}")
-    return routes
-
-
-def _table(link: int, path: int) -> int:
-    return 100 + MAX_PATHS * link + path
+def route_of(link: int, side: Side) -> str:
+    """A side's route to the other end. A namespace in the middle of a chain has the devices of two links."""
+    return f"10.{98 + link}.0.0/30 dev link{link} src {address_of(link, side)}"
 
 
 def ip(*arguments: str, batch: str = "") -> str:
@@ -177,29 +159,25 @@ def _new_device() -> Iterator[tuple[str, IO[bytes]]]:
 
 
 @contextlib.contextmanager
-def open_device(namespace: str, side: Side, link: int, path: int) -> Iterator[IO[bytes]]:
-    """One end of a path: a device in a namespace, up, with its address and routes.
+def open_device(namespace: str, side: Side, link: int) -> Iterator[IO[bytes]]:
+    """One end of a link: a device in a namespace, up, with its address and route.
 
     A read gives a packet, a write sends one; neither blocks.
     """
-    address, name = address_of(link, path, side), _name(link, path)
+    name = f"link{link}"
     with _new_device() as (given_name, file):
         ip("link", "set", given_name, "netns", namespace, "name", name)
         lines = [
             "link set lo up",
             f"link set {name} addrgenmode none",  # else IPv6 looks for routers, which counts as traffic
             f"link set {name} mtu {MTU} txqueuelen {TX_QUEUE_PACKETS} up",
-            f"addr add {address}/30 dev {name} noprefixroute",
-            *(f"route add {route}" for route in routes_of(link, path, side)),
+            f"addr add {address_of(link, side)}/30 dev {name} noprefixroute",
+            f"route add {route_of(link, side)}",
         ]
-        if side == "client":
-            lines.append(f"rule add from {address} table {_table(link, path)}")
         ip("-n", namespace, "-batch", "-", batch="\n".join(lines) + "\n")
         with entered(namespace):
             # What namespaces inherit differs between machines. Saved metrics would carry one phase of a benchmark
-            # into the next; reverse path filters would drop what comes by the other path.
+            # into the next.
             _sysctl("ip_forward", "0")
             _sysctl("tcp_no_metrics_save", "1")
-            _sysctl("conf/all/rp_filter", "0")
-            _sysctl(f"conf/{name}/rp_filter", "0")
         yield file

@@ -1,7 +1,7 @@
 """The relay of a TUN link: a process that moves packets between the devices of two namespaces, delayed or dropped.
 
     owner ──────── socketpair, one JSON document a line, each answered ────────► relay
-    device of the client's side ──► Pipe up ──► device of the server's side, of each path
+    device of the client's side ──► Pipe up ──► device of the server's side
     device of the client's side ◄── Pipe down ◄── device of the server's side
 
 The first command carries the devices' descriptors. The relay ends when its owner closes the socket or dies.
@@ -21,27 +21,24 @@ import msgspec
 
 from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec
-from loadgen.network.namespaces import MAX_PATHS, MTU
+from loadgen.network.namespaces import MTU
 
 # ── What owner and relay say to one another ────────────────────────────────────────────────────────────────────────
 
 
-class ChangePath(msgspec.Struct, frozen=True, kw_only=True):
-    """Change a path from the next packet on; None leaves a direction, or whether both are dead, as it is."""
+class ChangeLink(msgspec.Struct, frozen=True):
+    """Change the link from the next packet on; None leaves a direction as it is.
 
-    path: int
+    The first command has both, and beside it the descriptors of the TUN devices, (client, server).
+    """
+
     up: LinkSpec | None = None
     down: LinkSpec | None = None
-    dead: bool | None = None
 
 
-Paths: TypeAlias = tuple[tuple[LinkSpec, LinkSpec], ...]
-"""(up, down) of each path."""
-Command: TypeAlias = Paths | ChangePath | None
-"""The paths come first, with the descriptors of the TUN devices, (client, server) of each; None asks for the counts."""
-Counts: TypeAlias = tuple[tuple[PacketCounts, PacketCounts], ...]
-"""The answer to every command: (up, down) of each path."""
-COMMANDS: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
+Counts: TypeAlias = tuple[PacketCounts, PacketCounts]
+"""The answer to every command: (up, down)."""
+COMMANDS: Final = msgspec.json.Decoder(ChangeLink)
 
 
 MOST_WAKING_S: Final = 5e-5
@@ -72,17 +69,18 @@ class _Relay:
         self._control = control
         self._pending = b""
         """The beginning of a command: at most one trace per direction."""
-        self._files: list[int] = []
         self._ways: dict[int, tuple[int, LinkPipe[bytes]]] = {}
-        """By source the target and the pipe; (up, down) of each path, one after another."""
+        """By source the target and the pipe: up, down."""
 
     def run(self) -> None:
         """Until the owner is gone."""
-        data, self._files, _, _ = socket.recv_fds(self._control, 65536, 2 * MAX_PATHS)
+        data, files, _, _ = socket.recv_fds(self._control, 65536, 2)
+        if not data:
+            return
+        client, server = files
+        self._ways[client] = server, LinkPipe(LinkSpec(), "up")
+        self._ways[server] = client, LinkPipe(LinkSpec(), "down")
         self._receive(data)
-        while data and not self._ways:
-            data = self._control.recv(1 << 20)
-            self._receive(data)
         pipes = self._pipes()
         sources = [self._control.fileno(), *self._ways]
         waking = _WakeUp()
@@ -109,33 +107,18 @@ class _Relay:
     def _receive(self, data: bytes) -> None:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
-            self._obey(COMMANDS.decode(line))
-            counts = [pipe.counts for pipe in self._pipes()]
-            by_path: Counts = tuple(zip(counts[::2], counts[1::2], strict=True))
-            self._control.sendall(msgspec.json.encode(by_path) + b"\n")
-
-    def _obey(self, command: Command) -> None:
-        match command:
-            case None:
-                pass
-            case ChangePath(path=path, up=up, down=down, dead=dead):
-                for pipe, spec in zip(self._pipes()[2 * path : 2 * path + 2], (up, down), strict=True):
-                    if spec is not None:
-                        pipe.direction.spec = spec
-                    if dead is not None:
-                        pipe.dead = dead
-            case paths:
-                for path, (up, down) in enumerate(paths):
-                    client, server = self._files[2 * path : 2 * path + 2]
-                    self._ways[client] = server, LinkPipe(up, f"{path} up")
-                    self._ways[server] = client, LinkPipe(down, f"{path} down")
+            command = COMMANDS.decode(line)
+            for pipe, spec in zip(self._pipes(), (command.up, command.down), strict=True):
+                if spec is not None:
+                    pipe.direction.spec = spec
+            self._control.sendall(msgspec.json.encode([pipe.counts for pipe in self._pipes()]) + b"\n")
 
     def _pipes(self) -> list[LinkPipe[bytes]]:
         return [pipe for _, pipe in self._ways.values()]
 
 
 def _take(source: int, pipe: LinkPipe[bytes], came: float) -> None:
-    """Read what the kernel sent into one end of a path, the first of it at that time."""
+    """Read what the kernel sent into one end, the first of it at that time."""
     for _ in range(BATCH):
         try:
             packet = os.read(source, MTU + 1)

@@ -1,8 +1,6 @@
 """A bad link for UDP on this machine: a relay that treats packets as `loadgen.network.link_model` says.
 
 It needs no privileges; `loadgen.network.tun_link` does the same to real kernel TCP and needs root.
-
-    python -m loadgen.network.udp_relay --upstream 127.0.0.1:4433 --link rate=20mbit,delay=20ms,loss=5%,burst=4,seed=1
 """
 
 from __future__ import annotations
@@ -10,19 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
-import msgspec
-from msgspec import Meta
-
-from hawkvision.core.command_line import call
-from hawkvision.core.errors import ConfigError, HawkVisionError
+from hawkvision.core.errors import ConfigError
 from loadgen.clients.timer import Timer
 from loadgen.network.link_model import BATCH, LinkPipe, PacketCounts
 from loadgen.network.link_spec import LinkSpec
@@ -261,40 +254,3 @@ def _udp_socket(family: int) -> socket.socket:
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         made.setsockopt(socket.SOL_SOCKET, option, 4 * 1024 * 1024)  # the kernel caps it silently
     return made
-
-
-async def _relay(upstream: str, up: LinkSpec, down: LinkSpec, listen: tuple[str, int]) -> None:
-    host, _, port = upstream.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and len(port) <= 5):
-        raise ConfigError(f"--upstream {upstream!r}; expected HOST:PORT")
-    async with UdpRelay((host, int(port)), up, down, listen=listen) as relay:
-        print(f"ready: {relay.address[0]}:{relay.address[1]}", flush=True)  # noqa: T201
-        try:
-            await asyncio.Event().wait()
-        finally:
-            for way, counts in zip(("up", "down"), relay.counts, strict=True):
-                print(way, msgspec.json.encode(counts).decode(), flush=True)  # noqa: T201
-
-
-def main(
-    upstream: Annotated[str, Meta(description="Where packets go.")],
-    link: Annotated[str, Meta(description="Both ways, as rate=20mbit,delay=20ms,loss=5%.")] = "",
-    up: Annotated[str | None, Meta(description="Towards the upstream, instead of --link.")] = None,
-    down: Annotated[str | None, Meta(description="From the upstream, instead of --link.")] = None,
-    host: Annotated[str, Meta(description="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, Meta(description="Port to listen at; 0 takes a free one, which is printed.")] = 0,
-) -> int:
-    """Relay UDP over a bad link until interrupted; then print what happened to packets."""
-    try:
-        there, back = (LinkSpec.parse(link if each is None else each) for each in (up, down))
-        asyncio.run(_relay(upstream, there, back, (host, port)))
-    except HawkVisionError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(call(main, sys.argv[1:], "python -m loadgen.network.udp_relay"))

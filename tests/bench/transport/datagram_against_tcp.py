@@ -176,7 +176,7 @@ def running_node(link: TunLink, extra: Sequence[str] = ()) -> Iterator[subproces
         sys.executable, "-m", "edge", "--host", link.server_address, "--port", str(PORT), "--datagram-port", "0",
         "--api-key", KEY, "--allow-plain-http", *extra,
     ]  # fmt: skip
-    node = link.popen("server", command, stdout=subprocess.PIPE)
+    node = subprocess.Popen(link.command("server", command), stdout=subprocess.PIPE)
     assert node.stdout is not None
     for line in node.stdout:
         if line.startswith(b"ready"):

@@ -1,4 +1,4 @@
-"""The link between two namespaces: real kernel TCP and UDP over it, paths that die, and nothing left behind."""
+"""The link between two namespaces: real kernel TCP and UDP over it, and nothing left behind."""
 
 import os
 import signal
@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from hawkvision.core.errors import ConfigError, NotReady
-from hawkvision.system.child_server import running
 from loadgen.network.link_spec import LinkSpec
 from loadgen.network.namespaces import Side, available, sweep
 from loadgen.network.tun_link import TunLink
@@ -107,38 +107,12 @@ def test_sockets_choose_their_congestion_control_unless_the_link_does() -> None:
     assert chosen == ["reno", "cubic", "reno"]
 
 
-def wait_until_offered(link: TunLink, packets: int) -> None:
-    until = time.monotonic() + ANSWER_S
-    while link.counts()[0].offered < packets:
-        assert time.monotonic() < until, link.counts()
-
-
-@needs_a_link
-def test_second_path_carries_on_while_the_first_is_dead() -> None:
-    plain = LinkSpec()
-    with TunLink(plain, second=(plain, plain)) as link, udp(link, "server", link.server_address) as server:
-        first, second = (udp(link, "client", address) for address in link.client_addresses)
-        with first, second:
-            link.cut(0)
-            first.sendto(b"lost", server.getsockname())
-            second.sendto(b"question", server.getsockname())
-            data, behind = server.recvfrom(100)
-            server.sendto(b"answer", behind)
-            assert (data, second.recv(100)) == (b"question", b"answer")
-            wait_until_offered(link, 1)
-            link.restore(0)
-            first.sendto(b"kept", server.getsockname())
-            assert server.recv(100) == b"kept"
-        assert link.counts(0)[0].lost_cut == 1
-        assert [way.delivered for way in link.counts(1)] == [1, 1]
-
-
 @needs_a_link
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_a_side_reaches_nothing_but_the_other(side: Side) -> None:
     with TunLink(LinkSpec()) as link:
         with link.inside(side):
-            assert {name for _, name in socket.if_nameindex()} == {"lo", "path0"}
+            assert {name for _, name in socket.if_nameindex()} == {"lo", "link0"}
         with udp(link, side, "0.0.0.0") as lonely, pytest.raises(OSError, match="unreachable"):
             lonely.sendto(b"x", ("192.0.2.1", 9))
         with udp(link, side, "127.0.0.1") as itself:
@@ -167,15 +141,14 @@ def test_links_make_a_chain_whose_intermediate_talks_to_both_ends() -> None:
 
 @needs_a_link
 def test_nothing_is_left_behind() -> None:
+    deaf = [sys.executable, "-c", IGNORING_SIGTERM]
     with TunLink(LinkSpec()) as link:
-        server = link.popen("server", ["sleep", "1000"])
-        stubborn = link.popen("client", [sys.executable, "-c", IGNORING_SIGTERM], stdout=subprocess.PIPE)
+        stubborn = subprocess.Popen(link.command("client", deaf), stdout=PIPE)
         assert stubborn.stdout is not None
         assert stubborn.stdout.readline() == b"deaf\n"
-        stubborn.stdout.close()
         relay = link._relay.pid
-    assert server.returncode == -signal.SIGTERM
-    assert stubborn.returncode == -signal.SIGKILL
+    stubborn.stdout.close()
+    assert stubborn.wait(ANSWER_S) == -signal.SIGKILL
     assert not Path(f"/proc/{relay}").exists()
     assert not namespaces() & {link.namespace("client"), link.namespace("server")}
 
@@ -207,13 +180,25 @@ def test_failed_start_leaves_nothing() -> None:
 
 @needs_a_link
 def test_namespaces_of_a_killed_owner_are_swept() -> None:
-    with running("loadgen.network.tun_link", "--link", "delay=1ms") as owner:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"up\n"
         theirs = {name for name in namespaces() if name.startswith(f"hvlink-{owner.pid}-")}
         assert len(theirs) == 2
         assert not set(sweep()) & theirs  # its owner lives
-        owner.stop(signal.SIGKILL)
+        owner.kill()
     sweep()  # unless another link, as it was made, has done so
     assert not namespaces() & theirs
+
+
+OWNER = """
+import signal
+from loadgen.network.link_spec import LinkSpec
+from loadgen.network.tun_link import TunLink
+with TunLink(LinkSpec()):
+    print("up", flush=True)
+    signal.pause()
+"""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who is not")
