@@ -42,11 +42,11 @@ class LinkWorld(World):
         up, down = profile.specs(offset)
         self.routes[0].up, self.routes[0].down = LinkPipe(up, "up0"), LinkPipe(down, "down0")
 
-    def play(self, main: Callable[[DatagramLink], Coroutine[Any, Any, T]]) -> T:
+    def play(self, main: Callable[[DatagramLink], Coroutine[Any, Any, T]], answer_s: float = ANSWER_S) -> T:
         """The result of `main`, which is given a client's link that is connected."""
 
         async def linked() -> T:
-            link = DatagramLink("simulated", _nowhere, may_miss=MAY_MISS, answer_s=ANSWER_S)
+            link = DatagramLink("simulated", _nowhere, may_miss=MAY_MISS, answer_s=answer_s)
             link._connections._current = Connection(cast(ClientConnection, SimulatedClient(self)))
             return await main(link)
 
@@ -97,6 +97,10 @@ class SimulatedClient:
         finally:
             if self._waiting.pop(number, None) is not None:
                 self._world.sender.cancel(number)
+
+    def probe(self) -> None:
+        """See `ClientConnection.probe`."""
+        self._world.ping()
 
     def tables_number(self, header: bytes) -> int:
         """See `ClientConnection.tables_number`."""

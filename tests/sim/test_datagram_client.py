@@ -15,6 +15,7 @@ from hawkvision.transport.coding.image_coding import Arrived, Coded, Complete, P
 from hawkvision.transport.protocol.wire import Status
 from hawkvision.transport.server.assembly import ReceivedImage
 from loadgen.network.link_model import LinkPipe
+from loadgen.network.link_spec import LinkSpec, LinkTrace, TraceStep
 from loadgen.network.profiles import load_profile
 from tests.images import encoded
 from tests.sim.client_world import LinkWorld, quantile
@@ -102,6 +103,21 @@ def test_over_a_link_that_is_mostly_good_most_images_arrive_as_they_were_sent() 
     whole = [each for each in later if isinstance(each.arrived, Complete) and each.arrived.body == IMAGE]
     assert len(whole) > 0.6 * len(later)
     assert len(whole) > 0.95 * sum(each.lossless for each in later)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_soon_after_a_crowded_spell_images_travel_as_they_were_sent(seed: int) -> None:
+    """The crowd's rate and round trip tell nothing of the link without it."""
+    world = Edge(seed)
+    quiet, crowded = TraceStep(4.0, 4e7, 1.5, 0.0), TraceStep(1.5, 4e6, 40.0, 0.0)
+    spell = LinkSpec(
+        jitter_ms=3.0, queue_bytes=250_000, trace=LinkTrace((quiet, crowded, quiet), loop=False), seed=seed
+    )
+    world.routes[0].up, world.routes[0].down = LinkPipe(spell, "up0"), LinkPipe(spell, "down0")
+    began = world.now
+    since = [each for each in callers(world, 6.8) if each.at - began > 5.75]
+    whole = sum(isinstance(each.arrived, Complete) and each.arrived.body == IMAGE for each in since)
+    assert whole > 0.8 * len(since)
 
 
 def test_an_image_whose_link_is_held_is_answered_when_it_is_let_go() -> None:

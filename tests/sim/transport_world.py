@@ -126,6 +126,11 @@ class World:
         self._wake["client"] = self.now
         return number
 
+    def ping(self) -> None:
+        """Ask for a report now."""
+        self.sender.ping(self.now)
+        self._wake["client"] = self.now
+
     def stream(self, coded: Coded, count: int, every_s: float, deadline_s: float | None = None) -> None:
         """Ask many, at fixed times."""
         for n in range(count):

@@ -13,12 +13,15 @@ speed times round trip plus goal, so that even a wrong rate makes a bounded queu
         q = standing queue          one step per round trip
         ┌──────────┐ capacity known, or q > goal ┌──────────┐ no short queue for DRAIN_AFTER ┌──────────┐
         │ STARTING ├────────────────────────────►│ TRACKING ├───────────────────────────────►│ DRAINING │
-        │ rate × 2 │                             │ delay    │◄───────────────────────────────┤ rate / 2 │
+        │ rate × 2 │◄─ the path has eased        │ delay    │◄───────────────────────────────┤ rate / 2 │
         └──────────┘                             └──────────┘   q fell: the queue was ours   └────┬─────┘
                                                        ▲  q stays short     ┌───────────┐         │ q stayed:
                                                        └────────────────────┤ COMPETING ◄─────────┘ another's
                                                                             │ AIMD      │
                                                                             └───────────┘
+*Easing.* When the round trip falls to a fraction, a crowd has gone. TCP's window then leaves in that fraction; a rate
+would stay. So it begins again at an initial window per round trip.
+
 *Competing.* As in Copa (Arun and Balakrishnan, NSDI 2018) the sender drains to learn whose queue it is. If it is
 another's, the sender follows TCP: one datagram more each round trip, 0.7 of the rate after a loss (CUBIC's factor, RFC
 9438). A floor of `MIN_SHARE` of the link keeps it alive beside BBR; it falls when excess loss shows that many flows
@@ -126,8 +129,10 @@ class LossTolerant(CongestionController):
         self._round.sent += size
 
     def on_ack(self, arrivals: Sequence[Arrival], rtt_s: float | None, now: float) -> None:  # noqa: ARG002
-        """See `CongestionController`; the first round trip raises the rate to a window per round trip."""
-        if not self._measured and self._trip.smoothed_s is not None:
+        """See `CongestionController`; the first round trip, or an eased path's, raises the rate to a window in it."""
+        if self._path.eased:
+            self._begin(self.pacing_rate, now)
+        if self._trip.smoothed_s is not None and (self._path.eased or not self._measured):
             self._measured = True
             if self.mode is Mode.STARTING:
                 self.pacing_rate = min(MAX_RATE, max(self.pacing_rate, INITIAL_WINDOW / self._trip.smoothed_s))
@@ -147,9 +152,12 @@ class LossTolerant(CongestionController):
 
     def on_outage_end(self, now: float) -> None:
         """Begin again, with the known round trip and radio loss."""
+        self._begin(INITIAL_WINDOW / max(INITIAL_RTT_S, self._trip.smoothed_s or 0.0), now)
+
+    def _begin(self, rate: float, now: float) -> None:
         self._carried = 0.0
         self.mode = Mode.STARTING
-        self.pacing_rate = INITIAL_WINDOW / max(INITIAL_RTT_S, self._trip.smoothed_s or 0.0)
+        self.pacing_rate = rate
         self._short_at = self._long_at = now
 
     def _window(self) -> int:

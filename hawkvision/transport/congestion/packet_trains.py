@@ -118,6 +118,8 @@ class PacketTrains:
 
         Cached, because senders read it for each datagram.
         """
+        self._since = -math.inf
+        """Trains that ended before tell of another path."""
         self._arriving: float | None = None
         """The bytes per second of the latest train that is still arriving."""
         self.spread_at: float | None = None
@@ -171,7 +173,7 @@ class PacketTrains:
                 break
             done += 1
             found = train.speed()
-            if found is not None:
+            if found is not None and train.last_sent >= self._since:
                 self._learn(*found, now)
         self._drop(done)
         self._arriving = next((speed for train in reversed(self._trains) if (speed := train.arriving())), None)
@@ -183,6 +185,11 @@ class PacketTrains:
             self.speed = statistics.median(self._samples)
         if spread:
             self.spread_at = now
+
+    def renew(self, since: float) -> None:
+        """Learn from trains that left since then only; until there is one, the speed stays."""
+        self._samples.clear()
+        self._since = since
 
     def forget(self) -> None:
         """Begin again, because the path may have changed."""

@@ -23,6 +23,12 @@ WINDOW_S: Final = 10.0
 """The memory of the least delay and the least round trip, as in BBR."""
 
 
+EASED: Final = 2.0
+EASED_S: Final = 0.01
+"""A path has eased when a round trip is shorter than the smoothed one by this factor and by these seconds, which are
+more than jitter: a crowd has gone, or the radio has changed. What was measured before tells nothing of it."""
+
+
 class WindowedMinimum:
     """The least value of the last `span_s`, in ten buckets; it stays while nothing newer comes."""
 
@@ -59,15 +65,18 @@ class RoundTrip:
         self.latest_s = 0.0
         self._least = WindowedMinimum(WINDOW_S)
 
-    def observe(self, rtt_s: float, now: float) -> None:
-        """Take in a sample without the peer's delay."""
+    def observe(self, rtt_s: float, now: float) -> bool:
+        """Take in a sample without the peer's delay; whether it shows that the path has eased."""
         self.latest_s = rtt_s
         self._least.observe(rtt_s, now)
-        if self.smoothed_s is None:
+        before_s = self.smoothed_s
+        eased = before_s is not None and rtt_s < min(before_s / EASED, before_s - EASED_S)
+        if before_s is None or eased:
             self.smoothed_s, self.variation_s = rtt_s, rtt_s / 2
         else:
-            self.variation_s += (abs(self.smoothed_s - rtt_s) - self.variation_s) / 4
-            self.smoothed_s += (rtt_s - self.smoothed_s) / 8
+            self.variation_s += (abs(before_s - rtt_s) - self.variation_s) / 4
+            self.smoothed_s = before_s + (rtt_s - before_s) / 8
+        return eased
 
     @property
     def least_s(self) -> float | None:
@@ -150,6 +159,8 @@ class PathMeasurement:
         self.trains = PacketTrains()
         self.held_back_at = -math.inf
         """When the sender last had to wait for its rate or window."""
+        self.eased = False
+        """Whether the latest report showed that the path has eased (`RoundTrip.observe`)."""
 
     @property
     def in_flight(self) -> float:
@@ -172,8 +183,9 @@ class PathMeasurement:
         self, arrivals: Sequence[Arrival], lost: Sequence[float], rtt_s: float | None, now: float, loss_runs: int
     ) -> None:
         """Take in the arguments of `RateController.on_report`."""
-        if rtt_s is not None and rtt_s > 0.0:
-            self.round_trip.observe(rtt_s, now)
+        self.eased = rtt_s is not None and rtt_s > 0.0 and self.round_trip.observe(rtt_s, now)
+        if self.eased:
+            self.trains.renew(max((arrival.sent_at for arrival in arrivals), default=now))
         self.queue.observe(arrivals, max(STANDING_S, self.round_trip.smoothed_s or 0.0), now)
         self.loss.observe(len(arrivals), len(lost), loss_runs, now)
         for arrival in arrivals:

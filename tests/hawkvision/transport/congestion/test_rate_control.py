@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hawkvision.transport.congestion.loss_meter import LossMeter
 from hawkvision.transport.congestion.packet_trains import Arrival
-from hawkvision.transport.congestion.path_measurement import WindowedMinimum
+from hawkvision.transport.congestion.path_measurement import PathMeasurement, WindowedMinimum
 from hawkvision.transport.congestion.rate_control import RateController
 from tests.sim.bottleneck import Bbr, Bulk, Camera, Cubic, Gilbert, Independent, Link, Simulation
 
@@ -133,6 +133,26 @@ def test_when_the_other_flow_ends_the_link_is_taken_again() -> None:
     before = camera.delivered
     link.sim.run(14.0)
     assert camera.delivered - before > 0.8 * link.rate
+
+
+def test_when_a_crowd_has_gone_images_pass_at_the_links_speed_after_one_image() -> None:
+    link = a_link(rate=2 * RATE)
+    link.delay_s = 0.002
+    camera = Camera(link, IMAGE, every_s=0.125)
+    link.sim.run(3.0)
+    link.rate, link.delay_s = 0.2 * RATE, 0.04
+    link.sim.run(6.0)
+    link.rate, link.delay_s = 2 * RATE, 0.002
+    link.sim.run(7.0)
+    since = [taken for number, taken in camera.arrived.items() if camera.started[number] > 6.2]
+    assert max(since) < 1.5 * (link.delay_s + IMAGE / link.rate)
+
+
+def test_jitter_alone_is_no_path_that_eases() -> None:
+    path, rng = PathMeasurement(), random.Random(4)
+    for tick in range(1_000):
+        path.observe([], [], 0.02 + 0.02 * rng.random(), 0.01 * tick, 0)
+        assert not path.eased
 
 
 def test_heavy_loss_of_reports_does_not_open_the_circuit_breaker() -> None:
