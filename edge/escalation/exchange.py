@@ -29,7 +29,8 @@ from hawkvision.tasks.kind import TaskKind
 MEAN_GAIN: Final = 0.05
 """Weight of the newest round trip in the mean that `/v1/targets` shows; no decision depends on it."""
 OWN_SHARE: Final = 0.5
-"""A late reply is the link's fault if the datacenter itself usually takes no more than this share of the wait."""
+"""A late reply is the link's fault if the datacenter itself usually takes no more than this share of the wait, and a
+round trip of an empty link what is left at most."""
 
 
 class Exchanges:
@@ -145,8 +146,7 @@ class Exchanges:
                 carrier.rest.answered(first, answer.round_trip_ms - first_ms, now)
             else:
                 carrier.rest.given_up(first, max(0.0, escalation.timeout_s * 1e3 - first_ms), now)
-        if carrier is self._selector.http and expected:
-            self._selector.record_tcp(late=False)
+        self._record_tcp(carrier, escalation, late=False, expected=expected)
 
     def _record_mean(self, carrier: EscalationTransport, answer: Escalated) -> None:
         """Update the means. The number of stages is bounded: a checked reply names one that was asked."""
@@ -167,14 +167,21 @@ class Exchanges:
         # The wait counts for at most the timeout, however late the timer fired.
         waited_ms = min((now - sent.sent) * 1e3, timeout_ms)
         carrier.breaker.times.given_up(sent, waited_ms, now, probe=escalation.probe)
-        if carrier is self._selector.http and expected:
-            self._selector.record_tcp(late=self._datacenter_ms <= OWN_SHARE * timeout_ms)
+        self._record_tcp(carrier, escalation, late=True, expected=expected)
         if (
             carrier is self._selector.carrier
             and not escalation.probe
             and carrier.breaker.state(now) is BreakerState.OPEN
         ):
             self._probe(escalation)
+
+    def _record_tcp(self, carrier: EscalationTransport, escalation: Escalation, *, late: bool, expected: bool) -> None:
+        """Tell the selector of a request over TCP with a deadline which only the bytes on the link can have missed."""
+        own_ms, rtt_s, timeout_ms = self._datacenter_ms, self._selector.rtt_s, escalation.timeout_s * 1e3
+        if carrier is not self._selector.http or escalation.request.deadline_ms is None or rtt_s is None:
+            return
+        if own_ms <= OWN_SHARE * timeout_ms and own_ms + rtt_s * 1e3 <= timeout_ms:
+            self._selector.record_tcp(late=late, expected=expected)
 
     def _record_failure(self, carrier: EscalationTransport) -> None:
         carrier.breaker.failed(self._clock.now())

@@ -17,7 +17,14 @@ from edge.escalation.http_transport import HttpTransport
 from edge.escalation.transport import EscalationTransport
 from hawkvision.core.clock import Clock
 from hawkvision.core.metrics import LinkMetrics
-from hawkvision.network.transport_choice import LATE_AMONG, LinkReading, Transport, TransportChoice
+from hawkvision.network.transport_choice import (
+    LATE_AMONG,
+    SLOW_AMONG,
+    SLOW_SHARE,
+    LinkReading,
+    Transport,
+    TransportChoice,
+)
 from hawkvision.transport.congestion.controller import CongestionFactory
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 
@@ -69,7 +76,9 @@ class TransportSelector:
         self._on_probe = on_probe
         self._choice = TransportChoice()
         self._late: deque[bool] = deque(maxlen=LATE_AMONG)
-        """Whether the link made the reply late, for each of the last requests over TCP with a deadline."""
+        """Whether the link made the reply late, for each of the last requests over TCP that had time enough."""
+        self._missed: deque[bool] = deque(maxlen=LATE_AMONG)
+        """The same, for each that the link's round trip and the datacenter's work left time for."""
         self._used_at = -math.inf
         if metrics is not None:
             self._expose(metrics)
@@ -100,9 +109,16 @@ class TransportSelector:
         """Record that an image is sent: probes are frequent for `ACTIVE_S`."""
         self._used_at = now
 
-    def record_tcp(self, *, late: bool) -> None:
-        """Record a reply over TCP that was expected in time; `late`: the link delayed it beyond its deadline."""
-        self._late.append(late)
+    def record_tcp(self, *, late: bool, expected: bool) -> None:
+        """Record a request over TCP with a deadline that the link's round trip and the datacenter's work left time for.
+
+        Args:
+            late: whether the reply missed it.
+            expected: whether it was to be in time, as replies usually are.
+        """
+        self._missed.append(late)
+        if expected:
+            self._late.append(late)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -130,10 +146,13 @@ class TransportSelector:
             self._choice = before if before.transport is wanted else TransportChoice(wanted, now)
         else:
             loss = view.loss if view.known else None
-            self._choice = before.next(LinkReading(datagram.available, loss, view.outcomes, sum(self._late)), now)
+            slow = len(self._missed) >= SLOW_AMONG and sum(self._missed) >= SLOW_SHARE * len(self._missed)
+            reading = LinkReading(datagram.available, loss, view.outcomes, sum(self._late), slow)
+            self._choice = before.next(reading, now)
         if self._choice.transport is before.transport:
             return
         self._late.clear()
+        self._missed.clear()
         self.carrier.breaker.times.forget()
         self.carrier.rest.forget()
         self._on_switch()

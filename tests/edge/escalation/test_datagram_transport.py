@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import msgspec
 import pytest
 
 from edge.escalation.client import DatacenterClient
-from edge.escalation.transport import Escalation, Ingress
+from edge.escalation.transport import Escalation, Ingress, ReplyLate
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage, EscalationFailed, HawkVisionError
 from hawkvision.core.escalation_api import EscalationReply, EscalationRequest, IntermediateOffer
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.trace_context import start_trace
 from hawkvision.core.types import AccuracyStatus, Answer, MaxAccuracyDrop, Tier
-from hawkvision.network.transport_choice import Transport
+from hawkvision.network.transport_choice import SLOW_AMONG, Transport
 from hawkvision.tasks.class_scores import Score
 from hawkvision.transport.congestion.loss_tolerant import LossTolerant
 from hawkvision.transport.congestion.path_measurement import PathMeasurement
@@ -252,6 +252,41 @@ def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> No
     asyncio.run(scenario())
     assert (len(peer.bodies), len(peer.datagrams)) == (1, 1)
     assert sample("uplink_loss_ratio") != 0.0
+
+
+def test_images_move_to_datagrams_where_tcp_is_always_too_slow_for_their_deadlines(peer: Peer) -> None:
+    async def scenario() -> float:
+        async with linked(peer, "auto") as datacenter:
+            await until(lambda: datacenter.rtt_s is not None)
+            peer.delay_s = 0.4  # of which the tier says nothing
+            await datacenter.infer(Escalation(IMAGE, EscalationRequest(variant="reference"), start_trace(), 10.0))
+            asked = 0
+            while datacenter.transport is Transport.TCP:
+                with suppress(ReplyLate):
+                    await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 0.2))
+                asked += 1
+            peer.delay_s = 0.0
+            await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
+            return asked
+
+    assert SLOW_AMONG <= asyncio.run(scenario()) <= SLOW_AMONG + 2
+    assert len(peer.datagrams) == 1
+
+
+def test_images_stay_with_tcp_where_no_transport_could_be_in_time(peer: Peer) -> None:
+    async def scenario() -> Transport:
+        assert peer.offer is not None
+        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec.parse("delay=150ms")) as relay:
+            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
+            async with linked(peer, "auto") as datacenter:
+                await until(lambda: datacenter.rtt_s is not None and datacenter.rtt_s > 0.1)
+                peer.delay_s = 0.4
+                for _ in range(2 * SLOW_AMONG):
+                    with suppress(ReplyLate):
+                        await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 0.1))
+                return datacenter.transport
+
+    assert asyncio.run(scenario()) is Transport.TCP
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from hawkvision.network.transport_choice import (
     LEAVE_AFTER_S,
     LOSS_TO_LEAVE,
     RETURN_AFTER_S,
+    SLOW_RETURN_AFTER_S,
     TCP_DWELL_S,
     LinkReading,
     Transport,
@@ -83,6 +84,13 @@ def test_an_unknown_loss_changes_nothing() -> None:
 def test_escalations_that_are_late_change_the_transport_without_any_loss() -> None:
     assert not changes(over([losing(0.0, late=LATE_TO_LEAVE - 1)] * 10))
     assert changes(over([losing(0.0, late=LATE_TO_LEAVE)] * 10)) == [(TICK_S, Transport.DATAGRAM)]
+
+
+def test_a_slow_tcp_is_left_at_once_and_tried_again_only_after_minutes() -> None:
+    slow = replace(losing(0.0), slow=True)
+    (left, to), (back, again) = changes(over([slow, *[losing(0.0)] * 4_000]))
+    assert (left, to, again) == (TICK_S, Transport.DATAGRAM, Transport.TCP)
+    assert SLOW_RETURN_AFTER_S <= back - left <= SLOW_RETURN_AFTER_S + 2 * TICK_S
 
 
 def test_nothing_goes_to_a_datagram_peer_that_is_not_there() -> None:
