@@ -35,6 +35,8 @@ class Escalated:
 
     reply: EscalationReply
     round_trip_ms: float
+    edge: str | None = None
+    """The edge's model, if the reply's prediction is that of both tiers together."""
 
     @property
     def until_first_ms(self) -> float:

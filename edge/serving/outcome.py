@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 
 import msgspec
 
@@ -137,7 +138,7 @@ def datacenter_answer(
         id=random_hex(32),
         task=context.task,
         prediction=reply.prediction,
-        model=reply.model,
+        model=reply.model if escalated.edge is None else f"{escalated.edge}+{reply.model}",
         tier=Tier.DATACENTER,
         accuracy=guarantees.for_answer(route, Tier.DATACENTER, image.watched, lacking),
         escalated=True,
@@ -162,7 +163,7 @@ def datacenter_answer(
 def with_edge(
     context: ServingContext, image: RoutedImage, escalated: Escalated, edge: EdgePrediction
 ) -> Escalated | None:
-    """A reply of some members together with the edge's prediction, whose model is named first; others stay.
+    """A reply with the outputs of members (`EscalationReply.part`) together with the edge's prediction; others stay.
 
     None if the edge's prediction is all that counts: the datacenter had a part of the image, and is known to be right
     less often about such parts than the edge about what it had. Some members, unless the opposite is known.
@@ -172,19 +173,15 @@ def with_edge(
         at_edge = image.request.received
         at_datacenter = _through_both(at_edge, Received(reply.received_fraction, reply.quality))
         better = context.guarantees.policy.datacenter_is_better(at_edge, at_datacenter)
-        if better is False or (better is None and reply.part is not None):
+        if better is False or (better is None and not reply.complete):
             return None
     if reply.part is None:
         return escalated
     output = last_answer(kind, edge.result.own(), reply.part, whole=reply.whole)
-    if output is None:
-        return None
-    reply = msgspec.structs.replace(
-        reply,
-        prediction=kind.predict(output, image.request.asked.top_k),
-        model=reply.model if output is reply.part.output else f"{edge.model}+{reply.model}",
-    )
-    return Escalated(reply, escalated.round_trip_ms)
+    if output is None or output is reply.part.output:
+        return None if output is None else escalated
+    reply = msgspec.structs.replace(reply, prediction=kind.predict(output, image.request.asked.top_k))
+    return replace(escalated, reply=reply, edge=edge.model)
 
 
 def _not_certified(*, degraded: bool, partial: bool, version: bool) -> StatusReason | None:

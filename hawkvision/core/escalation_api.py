@@ -213,11 +213,13 @@ class IntermediateResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PartialEnsemble:
-    """What some members of an ensemble say of an image, in the place of all."""
+    """What members of a stage say of an image, for an ensemble with others."""
 
     members: tuple[str, ...]
     output: Output
     """Of these together; as much of it as an ensemble with others needs (`TaskKind.pack`)."""
+    decided: bool = False
+    """Whether no member is missing that could change the stage's prediction."""
 
 
 class EscalationReply(msgspec.Struct, frozen=True):
@@ -240,8 +242,9 @@ class EscalationReply(msgspec.Struct, frozen=True):
     quality: int | None = None
     """JPEG quality at which the transport encoded the image; None if it was sent unchanged."""
     part: PartialEnsemble | None = None
-    """Set if members of the stage are missing that could change the prediction (`datacenter.stages.cascade_executor`).
-    Only a progressive request has such replies."""
+    """Set if members of the stage are missing that could change the prediction (`datacenter.stages.cascade_executor`),
+    which only replies to progressive requests lack, and if the transport encoded the image anew: the edge's models saw
+    more of it."""
     fingerprint: str | None = None
     """What computed the answer, as stated by the replicas that ran the models
     (`hawkvision.models.fingerprints.stage_fingerprint`). None for incomplete replies and for tiers that state
@@ -250,7 +253,7 @@ class EscalationReply(msgspec.Struct, frozen=True):
     @property
     def complete(self) -> bool:
         """Whether this is the prediction of all members of the stage."""
-        return self.part is None
+        return self.part is None or self.part.decided
 
     @property
     def whole(self) -> bool:

@@ -64,6 +64,7 @@ class _PassedOver(msgspec.Struct, frozen=True):
 class _Part(msgspec.Struct, frozen=True):
     members: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     output: bytes
+    decided: bool = False
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -100,7 +101,7 @@ def encode_reply(kind: TaskKind[Any], reply: EscalationReply) -> bytes:
             "passed_over": None if over is None else _passed_over(kind, over),
             "received_fraction": reply.received_fraction,
             "quality": reply.quality,
-            "part": None if part is None else _Part(part.members, kind.pack(part.output)),
+            "part": None if part is None else _Part(part.members, kind.pack(part.output), part.decided),
             "fingerprint": reply.fingerprint,
         }
     )
@@ -109,7 +110,7 @@ def encode_reply(kind: TaskKind[Any], reply: EscalationReply) -> bytes:
 def decode_reply(kind: TaskKind[Any], data: bytes, limit: int = EscalationRequest().top_k) -> EscalationReply:
     """The reply in a JSON object; unknown fields, from later tiers, are ignored.
 
-    `limit` is that of `TaskKind.predict` for a reply of some members.
+    `limit` is that of `TaskKind.predict` for a reply with the output of members.
 
     Raises:
         msgspec.DecodeError, ValueError: naming the field that is missing, malformed or not the kind's.
@@ -118,7 +119,9 @@ def decode_reply(kind: TaskKind[Any], data: bytes, limit: int = EscalationReques
     if (raw := bytes(found.passed_over)) != b"null":
         common = _decode_passed_over(raw)
         over = IntermediateResult(kind.decode_compared(raw), common.score, common.fingerprint)
-    part = None if found.part is None else PartialEnsemble(found.part.members, kind.unpack(found.part.output))
+    part, sent = None, found.part
+    if sent is not None:
+        part = PartialEnsemble(sent.members, kind.unpack(sent.output), sent.decided)
     return EscalationReply(
         kind.decode_reply(data) if part is None else kind.predict(part.output, limit),
         found.model,

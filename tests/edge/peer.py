@@ -92,9 +92,9 @@ class Peer:
     part_output: Output | None = None
     """What they computed, in place of a probability of 0.5 for the class."""
     part_fraction: float = 1.0
-    received: Received = WHOLE
-    """What it says that it had of an image whose answer is complete."""
     """The share of the image that they had."""
+    received: Received = WHOLE
+    """What it says that it had of an image whose answer is complete; encoded anew, with `part_output` if it is set."""
     breaks_off: bool = False
     """Whether the connection ends after the parts, or over datagrams the last of them is the answer."""
     knows_intermediate: bool = True
@@ -198,6 +198,9 @@ class Peer:
         if self.answers is not None:
             top = self.answers[differs]
         by_best, by_intermediate = self.stated(self.fingerprint), self.stated(self.intermediate_fingerprint)
+        part = None
+        if self.received.quality is not None and self.part_output is not None:
+            part = PartialEnsemble(self.part_members, self.part_output, decided=True)
         answer = EscalationReply(
             top,
             self.model,
@@ -207,6 +210,7 @@ class Peer:
             fingerprint=by_best,
             received_fraction=self.received.fraction,
             quality=self.received.quality,
+            part=part,
         )
         if asked.intermediate is None or not self.knows_intermediate:
             asked_for_intermediate = asked.variant is not None and asked.variant == self.intermediate

@@ -121,9 +121,9 @@ class TierDatagramServer:
         with admitted.in_flight():
             if (size := len(image.body)) > self._max_body_bytes:
                 raise TooLarge(f"the image has {size} bytes; at most {self._max_body_bytes} are read")
-            kind = admitted.kind
+            kind, reduced = admitted.kind, isinstance(image, Partial) or image.quality is not None
             reply = await admitted.run(
-                image.body, lambda partial: incoming.send_interim(_encoded(kind, partial, image))
+                image.body, lambda partial: incoming.send_interim(_encoded(kind, partial, image)), reduced=reduced
             )
         return _encoded(kind, reply, image)
 

@@ -272,8 +272,10 @@ class AdmittedRequest:
         except TimeoutError:
             raise DeadlineMissed(f"no answer within the {self._request.deadline_ms:g} ms that were left") from None
 
-    async def run(self, image: bytes, on_partial: Callable[[EscalationReply], None] | None = None) -> EscalationReply:
-        """The reply to an image.
+    async def run(
+        self, image: bytes, on_partial: Callable[[EscalationReply], None] | None = None, *, reduced: bool = False
+    ) -> EscalationReply:
+        """The reply to an image, of which the edge has more if it is `reduced`.
 
         For a progressive request, `on_partial` gets the partial replies, and the last of them is the reply if the rest
         is late or fails.
@@ -287,7 +289,7 @@ class AdmittedRequest:
 
         def report(results: tuple[StageResult, ...]) -> None:
             nonlocal partial
-            partial = self._reply(results)
+            partial = self._reply(results, reduced=reduced)
             if on_partial is not None:
                 on_partial(partial)
 
@@ -303,13 +305,13 @@ class AdmittedRequest:
             self._metrics.incomplete.labels(self._task, partial.model).inc()
             return partial
         self._observe(results)
-        return self._reply(results)
+        return self._reply(results, reduced=reduced)
 
-    def _reply(self, results: tuple[StageResult, ...]) -> EscalationReply:
+    def _reply(self, results: tuple[StageResult, ...], *, reduced: bool) -> EscalationReply:
         total_ms = (time.perf_counter() - self._started) * 1e3
         if self._first_ms is None:
             self._first_ms = total_ms
-        return reply_of(results, self._request, total_ms, self._first_ms)
+        return reply_of(results, self._request, total_ms, self._first_ms, reduced=reduced)
 
     def _observe(self, results: tuple[StageResult, ...]) -> None:
         metrics, task = self._metrics, self._task
@@ -372,7 +374,12 @@ class ObservedRequest:
 
 
 def reply_of(
-    results: tuple[StageResult, ...], request: EscalationRequest, total_ms: float, first_ms: float
+    results: tuple[StageResult, ...],
+    request: EscalationRequest,
+    total_ms: float,
+    first_ms: float,
+    *,
+    reduced: bool = False,
 ) -> EscalationReply:
     """The last result's answer, with the time that all stages took.
 
@@ -381,8 +388,10 @@ def reply_of(
         request: what was asked for.
         total_ms: milliseconds from the request to this reply.
         first_ms: milliseconds from the request to its first reply.
+        reduced: whether the edge has more of the image, so that its own models are to count as well.
     """
     final = results[-1]
+    members = tuple(final.members or results[0].members)
     intermediate = request.intermediate
     return EscalationReply(
         prediction=final.kind.predict(final.output, request.top_k),
@@ -391,7 +400,7 @@ def reply_of(
         batch_size=max(answer.batch_size for result in results for answer in result.answers),
         score=None if intermediate is None else final.score(intermediate.score),
         passed_over=None if intermediate is None or len(results) == 1 else _passed_over(results, intermediate.score),
-        part=None if final.decided else PartialEnsemble(tuple(final.members or results[0].members), final.output),
+        part=PartialEnsemble(members, final.output, final.decided) if reduced or not final.decided else None,
         fingerprint=_fingerprint(final, results),
     )
 

@@ -106,6 +106,31 @@ def test_a_complete_answer_to_a_part_of_the_image_counts_where_it_was_measured_t
     assert (answer.tier, answer.escalated) == (tier, True)
 
 
+@pytest.mark.parametrize(
+    ("member", "model", "confidence"), [("large_a", "small+large", (0.1 + 0.7) / 2), ("small", "small", 0.1)]
+)
+def test_an_answer_to_an_image_encoded_anew_is_that_of_both_tiers_together(
+    large: Peer, member: str, model: str, confidence: float
+) -> None:
+    large.received, large.part_members = Received(1.0, 80), (member,)
+    large.part_output = np.eye(10, dtype=np.float32)[PART_CLASS] * np.float32(0.7)
+    answer = asked(large, LONG_DEADLINE_MS)
+    assert answer.model == model
+    assert answer.confidence == pytest.approx(confidence, abs=1e-4)
+    assert (answer.accuracy.status, answer.escalated) == (AccuracyStatus.BEST_EFFORT, True)
+
+
+def test_both_tiers_together_are_not_below_a_target_that_the_datacenter_alone_would_meet(large: Peer) -> None:
+    large.received, large.part_output = Received(1.0, 80), np.eye(10, dtype=np.float32)[PART_CLASS]
+
+    async def scenario() -> Answer:
+        async with bench(large, UNSURE, conditions=True) as it:
+            return await it.ask(target=MaxAccuracyDrop(0.1), deadline_ms=LONG_DEADLINE_MS)
+
+    answer = run(scenario)
+    assert (answer.tier, answer.model, answer.degraded) == (Tier.DATACENTER, "small+large", False)
+
+
 @pytest.mark.parametrize(("edge_runs", "model"), [(True, "small+large"), (False, "large")])
 def test_the_edge_is_part_of_the_last_answer_if_it_has_run_by_then(slow: Peer, edge_runs: bool, model: str) -> None:
     async def scenario() -> Answer:

@@ -138,7 +138,7 @@ def replied(answer: tuple[Status, bytes]) -> EscalationReply:
 def test_an_image_is_answered_as_over_http(config: DatacenterConfig) -> None:
     reply = replied(ask(config, EscalationRequest(variant="medium", top_k=2)))
     assert (reply.model, [c.index for c in top_k(reply)]) == ("medium", [2, 3])
-    assert (reply.received_fraction, reply.quality) == (1.0, None)
+    assert (reply.received_fraction, reply.quality, reply.part) == (1.0, None, None)
 
 
 def test_a_congestion_controller_that_there_is_not_is_refused(config: DatacenterConfig) -> None:
@@ -158,9 +158,15 @@ def test_an_intermediate_stage_is_asked_first(config: DatacenterConfig) -> None:
     assert (reply.model, reply.passed_over is not None) == ("reference", True)
 
 
-def test_an_image_that_was_encoded_anew_reports_its_quality(config: DatacenterConfig) -> None:
+def test_the_answer_to_an_image_encoded_anew_says_its_quality_and_what_its_members_computed(
+    config: DatacenterConfig,
+) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    assert replied(ask(config, EscalationRequest(), encode(pixels, Plan(50, 1.0), ROOM))).quality == 50
+    reply = replied(ask(config, EscalationRequest(), encode(pixels, Plan(50, 1.0), ROOM)))
+    assert (reply.quality, reply.complete, reply.comparable) == (50, True, False)
+    assert reply.part is not None
+    assert len(reply.part.members) == 2
+    assert int(np.argmax(reply.part.output)) == top_k(reply)[0].index
 
 
 @pytest.mark.parametrize(
