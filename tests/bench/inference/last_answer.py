@@ -6,7 +6,8 @@ alone, and of both as `hawkvision.tasks.last_answer` combines them from what tra
 the edge escalates for an accuracy drop. Differences are paired, with 95 % intervals. Exit status 1 if together they are
 worse than the edge beyond chance.
 
-With `--received`, the datacenter sees what a lossy link leaves of every fourth image, and the edge the whole.
+With `--received QUALITY …`, the datacenter sees what a lossy link leaves of every fourth image, encoded at these
+qualities, and the edge the whole; then all members may have replied, too.
 """
 
 from __future__ import annotations
@@ -48,8 +49,6 @@ BOXES: Final = "coco_eval.npz"
 """Its photographs of val2017. SSD learned from most of them, which favours the edge; the clean ones count, too."""
 DROPS: Final = (0.01, 0.03)
 SEED: Final = 54
-QUALITY: Final = 50
-"""Of JPEGs on lossy links, a middle one (`rate_fec_control.QUALITIES`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +112,18 @@ class Tiers:
         both = [found.upright, *(() if found.mirrored is None else (found.mirrored,))]
         return [self.kind.calibrated(each, temperature) for each in both]
 
-    def replies(self, ran: CascadePredictions) -> Iterator[tuple[str, list[PartialEnsemble]]]:
-        """What some of the datacenter's views make, as it travels: of each image, for each set of views."""
+    def replies(self, ran: CascadePredictions, *, all_too: bool = False) -> Iterator[tuple[str, list[PartialEnsemble]]]:
+        """What some of the datacenter's views make, as it travels: of each image, for each set of views.
+
+        `all_too`: what all of them make, as well.
+        """
         ensemble = self.manifest.ensemble(self.manifest.best)
         assert ensemble is not None, "only an ensemble has parts"
         of = {member: self.views(member, Tier.DATACENTER, ran) for member in ensemble.members}
         most = 2 if ensemble.horizontal_flip else 1
         for count, seen in itertools.product(range(1, len(of) + 1), range(1, most + 1)):
             for members in itertools.combinations(of, count):
-                if (count, seen) != (len(of), most):
+                if all_too or (count, seen) != (len(of), most):
                     name = " + ".join(members) + (" mirrored" if seen == 2 else "")
                     yield name, list(self._parts({each: of[each][:seen] for each in members}, ensemble.temperature))
 
@@ -157,11 +159,11 @@ def rows(tiers: Tiers, drops: Sequence[float]) -> Iterator[Row]:
                 yield Row(name, int(some.sum()), replied, right, by_members, by_both, *differences)
 
 
-def received(tiers: Tiers) -> Iterator[Row]:
-    """Of every fourth image, in each condition that a lossy link leaves them in at one quality."""
+def received(tiers: Tiers, qualities: Sequence[int]) -> Iterator[Row]:
+    """Of every fourth image, in each condition that a lossy link leaves them in at these qualities."""
     kind, used, own = tiers.kind, tiers.ran.chosen, tiers.own()
     side = useful_side(member.input for member in tiers.manifest.members(tiers.manifest.best))
-    for arrived in received_images(tiers.images, used[::4], SEED, side, (QUALITY,)):
+    for arrived in received_images(tiers.images, used[::4], SEED, side, qualities):
         name = f"quality {arrived.quality}, from {arrived.band.low:.0%} on"
         ran = run_stages(
             kind, tiers.manifest, arrived.images, datacenter=[tiers.manifest.best], cache=cache_dir(),
@@ -170,7 +172,7 @@ def received(tiers: Tiers) -> Iterator[Row]:
         at = np.searchsorted(used, arrived.reached).tolist()
         truths, every = [tiers.truths[i] for i in at], np.ones(len(at), np.bool_)
         edge = 1.0 - kind.losses([tiers.edge_outputs[i] for i in at], truths)
-        for replied, parts in tiers.replies(ran):
+        for replied, parts in tiers.replies(ran, all_too=True):
             combined = [last_answer(kind, own[i], part, whole=False) for i, part in zip(at, parts, strict=True)]
             outputs = [tiers.edge_outputs[i] if each is None else each for i, each in zip(at, combined, strict=True)]
             together = 1.0 - kind.losses(outputs, truths)
@@ -209,12 +211,14 @@ def main() -> int:
     )
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the images; default: %(default)s")
     parser.add_argument("--pairs", nargs="+", default=PAIRS, metavar="TASK:EDGE")
-    parser.add_argument("--received", action="store_true", help="images as a lossy link leaves them")
+    parser.add_argument(
+        "--received", nargs="+", type=int, metavar="QUALITY", default=(), help="images as a lossy link leaves them"
+    )
     given, worse = parser.parse_args(), False
     for name in given.pairs:
         task, _, edge = name.partition(":")
         tiers = Tiers(task, edge, given.data)
-        found = list(received(tiers) if given.received else rows(tiers, DROPS))
+        found = list(received(tiers, given.received) if given.received else rows(tiers, DROPS))
         show(f"{task}, {tiers.edge} below {tiers.manifest.best}", found)
         worse |= any(row.gain.high < 0.0 for row in found)
     return int(worse)
