@@ -97,7 +97,7 @@ class DatagramTransport:
         self,
         escalation: Escalation,
         on_interim: Callable[[bytes], None] = ignore_interim,
-        tier_ms: float = math.inf,  # noqa: ARG002 - a frame that cancels costs next to nothing
+        begun_ms: float = math.inf,  # noqa: ARG002 - a frame that cancels costs next to nothing
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`.
 

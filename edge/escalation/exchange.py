@@ -68,6 +68,8 @@ class Exchanges:
         self._mean_ms: dict[tuple[Transport, str], float] = {}
         self._datacenter_ms = 0.0
         """Smoothed time that the datacenter itself takes; 0 before its first answer."""
+        self._begun_ms = 0.0
+        """Smoothed part of it before the inference."""
 
     def mean_ms(self, transport: Transport, stage: str) -> float | None:
         """Smoothed round trip of a stage's answers over a transport; None before the first."""
@@ -102,7 +104,7 @@ class Exchanges:
                 escalation.add_interim(escalated(payload))
 
         try:
-            status, payload = await carrier.send(escalation, on_interim, self._datacenter_ms)
+            status, payload = await carrier.send(escalation, on_interim, self._begun_ms)
             if status != 200:
                 raise self._refusal(carrier, escalation, status, payload, sent)
             answer = escalated(payload)
@@ -153,8 +155,9 @@ class Exchanges:
         key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, answer.reply.model
         before = self._mean_ms.get(key, answer.round_trip_ms)
         self._mean_ms[key] = before + MEAN_GAIN * (answer.round_trip_ms - before)
-        own_ms = answer.datacenter_ms
-        self._datacenter_ms += MEAN_GAIN * (own_ms - self._datacenter_ms) if self._datacenter_ms else own_ms
+        own_ms, gain = answer.datacenter_ms, MEAN_GAIN if self._datacenter_ms else 1.0
+        self._datacenter_ms += gain * (own_ms - self._datacenter_ms)
+        self._begun_ms += gain * (answer.begun_ms - self._begun_ms)
 
     def _record_late(
         self, carrier: EscalationTransport, escalation: Escalation, sent: OutstandingRequest, *, expected: bool

@@ -154,7 +154,7 @@ class HttpTransport:
         self,
         escalation: Escalation,
         on_interim: Callable[[bytes], None] = ignore_interim,
-        tier_ms: float = math.inf,
+        begun_ms: float = math.inf,
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`; the image's bytes always travel unchanged.
 
@@ -164,7 +164,7 @@ class HttpTransport:
 
         Cancellation sends `CANCEL_PATH` over another connection, so the datacenter drops the image. A closed connection
         would tell it as well, and cost the next image the time of a new one. A message takes as long to get there as
-        the image took, so one that leaves `tier_ms` after it comes too late, and is not sent.
+        the image took, so one that leaves `begun_ms` after it comes too late, and is not sent.
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
@@ -179,7 +179,7 @@ class HttpTransport:
         except asyncio.CancelledError:
             if not exchange.done() and begun.done() and self._may_drain(body):
                 self._let_drain(exchange)
-                if (time.monotonic() - begun.result()) * 1e3 < tier_ms:
+                if (time.monotonic() - begun.result()) * 1e3 < begun_ms:
                     self._let_drain(self._begin(self._cancel(headers)))
             else:
                 exchange.cancel()

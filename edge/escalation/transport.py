@@ -106,14 +106,15 @@ class EscalationTransport(Protocol):
         self,
         escalation: Escalation,
         on_interim: Callable[[bytes], None] = ignore_interim,
-        tier_ms: float = math.inf,
+        begun_ms: float = math.inf,
     ) -> tuple[int, bytes]:
         """Send an image; gives the reply's HTTP status and body. Cancelled, it tells the datacenter to drop the image.
 
         Args:
             escalation: what is sent, and how long its reply is awaited.
             on_interim: called with each interim body of a progressive request as soon as it arrives.
-            tier_ms: what the datacenter itself usually takes. If that long has passed, it need not be told.
+            begun_ms: how long an image is usually at the datacenter before its inference begins. After that it need not
+                be told.
 
         Raises:
             TransportBroken: if the transport does not work.

@@ -160,7 +160,7 @@ async def _measure(
                     before = _state(deployment, node.url)
                     found = await ask(mode, deadline_ms, plan.duration_s, number)
                     after = _state(deployment, node.url)
-                    kept = kept or [each.tier == "edge" for each in found]
+                    kept = kept or [each.tier == "edge" and not each.degraded for each in found]
                     changed = {key: after[key] - before[key] for key in after}
                     cells.append(_cell(number, edge_ms, deadline_ms, mode, found, kept, changed))
     return cells

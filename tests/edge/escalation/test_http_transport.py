@@ -36,9 +36,9 @@ async def ask(
     timeout_s: float,
     request: EscalationRequest = HURRIED,
     body: bytes = b"image",
-    tier_ms: float = LONG_S * 1e3,
+    begun_ms: float = LONG_S * 1e3,
 ) -> int:
-    status, _ = await transport.send(Escalation(body, request, start_trace(), timeout_s), tier_ms=tier_ms)
+    status, _ = await transport.send(Escalation(body, request, start_trace(), timeout_s), begun_ms=begun_ms)
     return status
 
 
@@ -78,11 +78,11 @@ def test_the_datacenter_is_told_that_an_answer_is_not_wanted_and_the_connection_
     assert len(peer.ports) <= 2, "the other one told so"
 
 
-def test_a_datacenter_that_has_probably_answered_is_told_nothing(peer: Peer) -> None:
+def test_a_datacenter_that_has_probably_begun_is_told_nothing(peer: Peer) -> None:
     async def scenario() -> None:
         transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         peer.held = True
-        leaving = asyncio.create_task(ask(transport, LONG_S, tier_ms=0.0))
+        leaving = asyncio.create_task(ask(transport, LONG_S, begun_ms=0.0))
         await until(lambda: len(peer.bodies) == 1)
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
