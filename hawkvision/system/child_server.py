@@ -71,7 +71,7 @@ def running(
 ) -> Iterator[ServerProcess]:
     """Run `python -m command…` as a server until the block ends. It is ready when the block begins.
 
-    If this is called on the main thread, the kernel also stops the server when this process dies (Linux). On other
+    If this is called on the main thread, the kernel also stops the server when this process dies. On other
     threads the kernel would stop it when the thread ends.
 
     Args:
@@ -180,19 +180,17 @@ def exit_on_sigterm(status: int = 128 + signal.SIGTERM) -> None:
 
 
 def stop_with_parent(sent: signal.Signals = signal.SIGTERM, parent: int | None = None) -> None:
-    """Ask the kernel to send this process a signal when its parent dies (Linux only).
+    """Ask the kernel to send this process a signal when its parent dies.
 
     The parent is the *thread* that started this process (prctl(2), PR_SET_PDEATHSIG), so start such processes from the
     main thread. After a fork, give the parent's number: it may be dead already.
     """
     parent = os.getppid() if parent is None else parent
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, sent, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), sent)
 
 
 def adopt_orphans() -> None:
-    """Make descendants whose parent dies children of this process, so that it finds them (Linux only)."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Make descendants whose parent dies children of this process, so that it finds them."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -23,52 +22,36 @@ _ABSOLUTE: Final = 1
 
 
 class Timer:
-    """Calls back once at a time of `time.monotonic`.
-
-    By a Linux timerfd, elsewhere by the loop's own timers. Close it.
-    """
+    """Calls back once at a time of `time.monotonic`, by a timerfd. Close it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
         self._ring = ring
         self._at: float | None = None
-        self._handle: asyncio.TimerHandle | None = None
-        self._timer: int | None = None
-        if sys.platform == "linux":
-            self._libc = ctypes.CDLL(None, use_errno=True)
-            self._timer = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-            if self._timer < 0:
-                raise NotReady(f"no timer: {os.strerror(ctypes.get_errno())}")
-            loop.add_reader(self._timer, self._stage)
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._timer: int = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._timer < 0:
+            raise NotReady(f"no timer: {os.strerror(ctypes.get_errno())}")
+        loop.add_reader(self._timer, self._stage)
 
     def set(self, at: float | None) -> None:
         """Ring at this time, at once if it has passed, never if None; replaces what was set before."""
         if at == self._at:
             return
         self._at = at
-        if self._timer is None:
-            if self._handle is not None:
-                self._handle.cancel()
-            wait_s = 0.0 if at is None else max(0.0, at - time.monotonic())
-            self._handle = None if at is None else self._loop.call_later(wait_s, self._stage)
-        else:
-            # struct itimerspec {interval {s, ns}, value {s, ns}}; a value of 0 disarms.
-            seconds, nanos = (0, 0) if at is None else divmod(max(1, round(at * 1e9)), 1_000_000_000)
-            spec = (ctypes.c_long * 4)(0, 0, seconds, nanos)
-            self._libc.timerfd_settime(self._timer, _ABSOLUTE, spec, None)
+        # struct itimerspec {interval {s, ns}, value {s, ns}}; a value of 0 disarms.
+        seconds, nanos = (0, 0) if at is None else divmod(max(1, round(at * 1e9)), 1_000_000_000)
+        spec = (ctypes.c_long * 4)(0, 0, seconds, nanos)
+        self._libc.timerfd_settime(self._timer, _ABSOLUTE, spec, None)
 
     def close(self) -> None:
         """Never ring again."""
-        if self._handle is not None:
-            self._handle.cancel()
-        if self._timer is not None:
-            self._loop.remove_reader(self._timer)
-            os.close(self._timer)
+        self._loop.remove_reader(self._timer)
+        os.close(self._timer)
 
     def _stage(self) -> None:
-        if self._timer is not None:
-            with contextlib.suppress(BlockingIOError):  # it was set anew between ringing and now
-                os.read(self._timer, 8)
+        with contextlib.suppress(BlockingIOError):  # it was set anew between ringing and now
+            os.read(self._timer, 8)
         self._at = None
         self._ring()
 

@@ -237,7 +237,7 @@ def origin(seed: int) -> Origin:
         hawkvision=__version__,
         python=platform.python_version(),
         cpu=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=len(os.sched_getaffinity(0)),
         load_before=os.getloadavg()[0],
         seed=seed,
     )
