@@ -211,8 +211,27 @@ class EvidenceLog:
         Raises:
             sqlite3.Error: if the file cannot be read.
         """
-        under_way = min(self._open, default=self._next)
-        return await self._rows(block * BLOCK + 1, min((block + 1) * BLOCK, under_way - 1))
+        return await self._rows(*self._span(block))
+
+    async def count(self, block: int) -> int:
+        """How many rows of a block there are, up to the first audit that is still under way.
+
+        Raises:
+            sqlite3.Error: if the file cannot be read.
+        """
+        span = self._span(block)
+        await self.write()
+
+        def counted() -> int:
+            query = "SELECT count(*) FROM audits WHERE number BETWEEN ? AND ?"
+            with self._turn:
+                return int(self._connection.execute(query, span).fetchone()[0])
+
+        return await asyncio.to_thread(counted)
+
+    def _span(self, block: int) -> tuple[int, int]:
+        """The first and the last number of a block's rows before the first audit that is still under way."""
+        return block * BLOCK + 1, min((block + 1) * BLOCK, min(self._open, default=self._next) - 1)
 
     async def audit(self, number: int) -> Audit | None:
         """One row; None if there is none of this number.

@@ -353,7 +353,7 @@ class AuditReview:
         opened, oldest = max(openings, default=-1), max(0, newest + 1 - KEPT // BLOCK)
         ended = opened if opened >= oldest else newest
         for each in range(block_of(self._log.last + 1) - 1, max(opened, oldest) - 1, -1):
-            if len(await self._log.read(each)) >= FEWEST:
+            if await self._log.count(each) >= FEWEST:
                 ended = each
                 break
         if block is None:

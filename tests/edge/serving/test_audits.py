@@ -150,6 +150,7 @@ def test_an_audit_is_missing_after_it_has_waited_for_the_certified_version_too_l
             await many(it, 100)
             waiting, missed = it.node.auditor.pending, audits(it, "missed")
             assert waiting > 0 == missed
+            monkeypatch.setattr("edge.monitoring.audits.RETRY_S", 0.0)
             monkeypatch.setattr("edge.monitoring.audits.LONGEST_WAIT_S", 0.0)
             await until(lambda: not it.node.auditor.pending)
             assert it.node.streams.monitor.node.missing == waiting
