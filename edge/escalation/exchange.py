@@ -180,7 +180,7 @@ class Exchanges:
 
     def _record_tcp(self, carrier: EscalationTransport, escalation: Escalation, *, late: bool, expected: bool) -> None:
         """Tell the selector of a request over TCP with a deadline which only the bytes on the link can have missed."""
-        own_ms, rtt_s, timeout_ms = self._datacenter_ms, self._selector.rtt_s, escalation.timeout_s * 1e3
+        own_ms, rtt_s, timeout_ms = self._datacenter_ms, self._selector.least_rtt_s, escalation.timeout_s * 1e3
         if carrier is not self._selector.http or escalation.request.deadline_ms is None or rtt_s is None:
             return
         if own_ms <= OWN_SHARE * timeout_ms and own_ms + rtt_s * 1e3 <= timeout_ms:

@@ -105,6 +105,11 @@ class TransportSelector:
         """The link's round trip in seconds, without the datacenter's work; None while it is not measured."""
         return None if self.datagram is None else self.datagram.view.rtt_s
 
+    @property
+    def least_rtt_s(self) -> float | None:
+        """The same without queues."""
+        return None if self.datagram is None else self.datagram.view.least_rtt_s
+
     def mark_used(self, now: float) -> None:
         """Record that an image is sent: probes are frequent for `ACTIVE_S`."""
         self._used_at = now

@@ -64,6 +64,10 @@ class PathEstimates:
         """The best living path's round trip: smoothed, unless it has just grown."""
         return self.sender.channel.best(monotonic()).rate.latest_rtt_s
 
+    def least_rtt_s(self) -> float | None:
+        """The best living path's round trip without queues."""
+        return self.sender.channel.best(monotonic()).rate.least_rtt_s
+
     def repair_s(self) -> float:
         """The time from a request for a fragment to its arrival, over the best living path."""
         return self.sender.channel.best(monotonic()).rate.repair_s()

@@ -111,6 +111,8 @@ class LinkView:
     """The datagrams that `loss` is measured on."""
     silent_s: float = 0.0
     """How long the peer has left datagrams unanswered."""
+    least_rtt_s: float | None = None
+    """Without queues, such as an image makes that travels over TCP."""
 
 
 class DatagramLink:
@@ -243,7 +245,15 @@ class DatagramLink:
             return LinkView(False, 0.0, 1.0, False, None, self._plan)
         client, loss = connection.client, connection.client.loss()
         return LinkView(
-            True, loss.ratio, loss.burst, loss.known, client.rtt_s(), self._plan, loss.outcomes, client.silent_s()
+            True,
+            loss.ratio,
+            loss.burst,
+            loss.known,
+            client.rtt_s(),
+            self._plan,
+            loss.outcomes,
+            client.silent_s(),
+            client.least_rtt_s(),
         )
 
     @property

@@ -77,6 +77,11 @@ class RateController:
         return None if smoothed_s is None else max(smoothed_s, self._trip.latest_s)
 
     @property
+    def least_rtt_s(self) -> float | None:
+        """The least sample of the last seconds, which waited in no queue; None before the first."""
+        return self._trip.least_s
+
+    @property
     def newest_rtt_s(self) -> float | None:
         """The latest sample; None before the first. With rare samples, the smoothed value is out of date."""
         return None if self._trip.smoothed_s is None else self._trip.latest_s

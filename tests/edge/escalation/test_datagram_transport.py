@@ -255,19 +255,24 @@ def test_images_move_to_datagrams_when_the_link_begins_to_lose(peer: Peer) -> No
 
 
 def test_images_move_to_datagrams_where_tcp_is_always_too_slow_for_their_deadlines(peer: Peer) -> None:
-    async def scenario() -> float:
-        async with linked(peer, "auto") as datacenter:
-            await until(lambda: datacenter.rtt_s is not None)
-            peer.delay_s = 0.4  # of which the tier says nothing
-            await datacenter.infer(Escalation(IMAGE, EscalationRequest(variant="reference"), start_trace(), 10.0))
-            asked = 0
-            while datacenter.transport is Transport.TCP:
-                with suppress(ReplyLate):
-                    await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 0.2))
-                asked += 1
-            peer.delay_s = 0.0
-            await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
-            return asked
+    async def scenario() -> int:
+        assert peer.offer is not None
+        async with UdpRelay(("127.0.0.1", peer.offer.port), LinkSpec()) as relay:
+            peer.offer = msgspec.structs.replace(peer.offer, port=relay.address[1])
+            async with linked(peer, "auto") as datacenter:
+                await until(lambda: datacenter.rtt_s is not None)
+                peer.delay_s = 0.4  # of which the tier says nothing
+                await datacenter.infer(Escalation(IMAGE, EscalationRequest(variant="reference"), start_trace(), 10.0))
+                relay.up = LinkSpec.parse("delay=300ms")  # behind the images that are on their way
+                await until(lambda: datacenter.rtt_s is not None and datacenter.rtt_s > 0.2)
+                asked = 0
+                while datacenter.transport is Transport.TCP:
+                    with suppress(ReplyLate):
+                        await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 0.2))
+                    asked += 1
+                peer.delay_s, relay.up = 0.0, LinkSpec()
+                await datacenter.infer(Escalation(IMAGE, HURRIED, start_trace(), 10.0))
+                return asked
 
     assert SLOW_AMONG <= asyncio.run(scenario()) <= SLOW_AMONG + 2
     assert len(peer.datagrams) == 1
