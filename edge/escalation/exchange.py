@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -28,6 +30,8 @@ from hawkvision.tasks.kind import TaskKind
 
 MEAN_GAIN: Final = 0.05
 """Weight of the newest round trip in the mean that `/v1/targets` shows; no decision depends on it."""
+OWN_AMONG: Final = 5
+"""Answers whose median tells what the datacenter usually takes: one queue there is forgotten after three."""
 OWN_SHARE: Final = 0.5
 """A late reply is the link's fault if the datacenter itself usually takes no more than this share of the wait, and a
 round trip of an empty link what is left at most."""
@@ -66,7 +70,8 @@ class Exchanges:
         self._on_failure = failed
         self._probe = probe
         self._mean_ms: dict[tuple[Transport, str], float] = {}
-        self._datacenter_ms = 0.0
+        self._own_ms: deque[float] = deque(maxlen=OWN_AMONG)
+        """What the datacenter took by itself for the last complete answers."""
         """Smoothed time that the datacenter itself takes; 0 before its first answer."""
         self._begun_ms = 0.0
         """Smoothed part of it before the inference."""
@@ -155,9 +160,8 @@ class Exchanges:
         key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, answer.reply.model
         before = self._mean_ms.get(key, answer.round_trip_ms)
         self._mean_ms[key] = before + MEAN_GAIN * (answer.round_trip_ms - before)
-        own_ms, gain = answer.datacenter_ms, MEAN_GAIN if self._datacenter_ms else 1.0
-        self._datacenter_ms += gain * (own_ms - self._datacenter_ms)
-        self._begun_ms += gain * (answer.begun_ms - self._begun_ms)
+        self._begun_ms += (MEAN_GAIN if self._own_ms else 1.0) * (answer.begun_ms - self._begun_ms)
+        self._own_ms.append(answer.datacenter_ms)
 
     def _record_late(
         self, carrier: EscalationTransport, escalation: Escalation, sent: OutstandingRequest, *, expected: bool
@@ -180,7 +184,8 @@ class Exchanges:
 
     def _record_tcp(self, carrier: EscalationTransport, escalation: Escalation, *, late: bool, expected: bool) -> None:
         """Tell the selector of a request over TCP with a deadline which only the bytes on the link can have missed."""
-        own_ms, rtt_s, timeout_ms = self._datacenter_ms, self._selector.least_rtt_s, escalation.timeout_s * 1e3
+        own_ms = statistics.median(self._own_ms or (0.0,))
+        rtt_s, timeout_ms = self._selector.least_rtt_s, escalation.timeout_s * 1e3
         if carrier is not self._selector.http or escalation.request.deadline_ms is None or rtt_s is None:
             return
         if own_ms <= OWN_SHARE * timeout_ms and own_ms + rtt_s * 1e3 <= timeout_ms:
