@@ -151,7 +151,7 @@ class RequestHandler:
         """The datacenter's reply, which is reported; see `edge.serving.escalation.escalate`.
 
         It is compared with `edge`, or with what the edge stage that runs meanwhile has found; a reply of some members
-        becomes the answer of both together. None if the edge's is all that counts.
+        waits for that until the cutoff and becomes the answer of both together. None if the edge's is all that counts.
         """
         self.begun = True
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
@@ -159,6 +159,8 @@ class RequestHandler:
             if cutoff is not None:
                 self.context.cutoffs.waited(cutoff, self.context.clock.now())
             return None
+        if standby is not None and cutoff is not None and not escalated.reply.complete:  # the edge may be sure yet
+            await asyncio.wait({standby}, timeout=max(0.0, cutoff.remaining_s(self.context.clock.now())))
         edge = edge or _found(standby)
         report_reply(self.context, self.image, escalated.reply, edge)
         return escalated if edge is None else with_edge(self.context, self.image, escalated, edge)

@@ -11,7 +11,7 @@ import pytest
 
 from hawkvision.core.settings.config import EdgeConfig
 from hawkvision.core.types import AccuracyStatus, Answer, OnMiss, Quality, Reason, Tier
-from tests.edge.bench import SURE, UNSURE, Bench, bench, known, run
+from tests.edge.bench import SURE, UNSURE, Bench, bench, known, misses, run
 from tests.edge.peer import Peer, running_peer
 from tests.hawkvision.cascade.synthetic import SHA
 from tests.waiting import until
@@ -85,6 +85,26 @@ def test_a_datacenter_that_begins_before_the_edge_ends_is_not_told(large: Peer) 
 
     answer, cancelled = run(scenario)
     assert (answer.tier, answer.reason, cancelled, large.cancelled) == (Tier.EDGE, Reason.EDGE_SLOW, 1, [])
+
+
+@pytest.mark.parametrize(("lead", "model", "degraded"), [(SURE, "small", False), (UNSURE, "small+large", True)])
+def test_a_part_of_the_ensemble_waits_for_the_edge_that_is_at_work(
+    large: Peer, lead: float, model: str, degraded: bool
+) -> None:
+    large.parts, large.delay_s = [4], 60.0
+
+    async def scenario() -> Answer:
+        async with slow(large, lead) as it:
+            datacenter = it.node.datacenter
+            assert datacenter is not None
+            misses(datacenter._selector.carrier.rest, 60_000.0, it.clock.now())
+            task = await asked(it)
+            await until(lambda: len(datacenter._waits._abandoned) == 1)
+            it.backend.gate.set()
+            return await task
+
+    answer = run(scenario)
+    assert (answer.model, answer.degraded) == (model, degraded)
 
 
 def test_over_datagrams_the_escalation_is_cancelled_by_its_frame() -> None:
