@@ -155,9 +155,9 @@ class RequestHandler:
         """
         self.begun = True
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
+        if cutoff is not None:  # some members may have replied before it
+            self.context.cutoffs.waited(cutoff, self.context.clock.now())
         if escalated is None:
-            if cutoff is not None:
-                self.context.cutoffs.waited(cutoff, self.context.clock.now())
             return None
         if standby is not None and cutoff is not None and not escalated.reply.complete:  # the edge may be sure yet
             await asyncio.wait({standby}, timeout=max(0.0, cutoff.remaining_s(self.context.clock.now())))
