@@ -31,7 +31,7 @@ from hawkvision.tasks.kind import TaskKind
 MEAN_GAIN: Final = 0.05
 """Weight of the newest round trip in the mean that `/v1/targets` shows; no decision depends on it."""
 OWN_AMONG: Final = 5
-"""Answers whose median tells what the datacenter usually takes: one queue there is forgotten after three."""
+"""Answers whose median tells what the datacenter usually takes; after a queue there, three without one suffice."""
 OWN_SHARE: Final = 0.5
 """A late reply is the link's fault if the datacenter itself usually takes no more than this share of the wait, and a
 round trip of an empty link what is left at most."""
@@ -72,7 +72,6 @@ class Exchanges:
         self._mean_ms: dict[tuple[Transport, str], float] = {}
         self._own_ms: deque[float] = deque(maxlen=OWN_AMONG)
         """What the datacenter took by itself for the last complete answers."""
-        """Smoothed time that the datacenter itself takes; 0 before its first answer."""
         self._begun_ms = 0.0
         """Smoothed part of it before the inference."""
 
@@ -184,10 +183,11 @@ class Exchanges:
 
     def _record_tcp(self, carrier: EscalationTransport, escalation: Escalation, *, late: bool, expected: bool) -> None:
         """Tell the selector of a request over TCP with a deadline which only the bytes on the link can have missed."""
-        own_ms = statistics.median(self._own_ms or (0.0,))
-        rtt_s, timeout_ms = self._selector.least_rtt_s, escalation.timeout_s * 1e3
-        if carrier is not self._selector.http or escalation.request.deadline_ms is None or rtt_s is None:
+        if carrier is not self._selector.http or escalation.request.deadline_ms is None:
             return
+        if (rtt_s := self._selector.least_rtt_s) is None:
+            return
+        own_ms, timeout_ms = statistics.median(self._own_ms or (0.0,)), escalation.timeout_s * 1e3
         if own_ms <= OWN_SHARE * timeout_ms and own_ms + rtt_s * 1e3 <= timeout_ms:
             self._selector.record_tcp(late=late, expected=expected)
 

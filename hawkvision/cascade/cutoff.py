@@ -8,10 +8,11 @@ from typing import Final
 from hawkvision.core.clock import Deadline
 
 KEPT: Final = 100
+"""The last waits that the margin follows."""
 LATER: Final = 2
-"""So many of the waits that are kept ended later than the margin allows for, or just so late."""
+"""The margin allows for the second longest overrun of these, so that one very late timer changes nothing."""
 FIRST_OVERRUN_MS: Final = 4.0
-"""Of each wait that has not taken place yet."""
+"""Assumed of each wait, until there have been `KEPT`."""
 WRITING_MS: Final = 1.0
 """Composing and writing the answer takes so long."""
 MOST: Final = 0.25

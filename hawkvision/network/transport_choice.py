@@ -10,7 +10,7 @@ datagrams carry fewer. So:
         ┌─────┐ ──────────────────────────────────────────────────────────────────────────► ┌──────────┐
         │ TCP │                                                                             │ DATAGRAM │
         └─────┘ ◄────────────────────────────────────────────────────────────────────────── └──────────┘
-              loss < 0.3 % for 30 s, or 300 s after the last reason; or the datagram server is unreachable, at once
+              loss < 0.3 % for 30 s, after the last reason for 300 s; or the datagram server is unreachable, at once
 
 Between the thresholds nothing changes. The datagram channel counts losses, and probes the link while TCP carries the
 images, so a return needs no trial. After a return TCP stays for at least `TCP_DWELL_S`.
