@@ -165,12 +165,13 @@ class ResidentStage:
         metrics.model_bytes.set_function(lambda: self._memory.shared.held_bytes)
 
     def in_time(self, left_s: float | None) -> bool:
-        """Whether it answers within so many seconds. Asks for its models, if they are not in memory."""
+        """Whether its models are in memory within so many seconds, or ever. Asks for them, if they are not."""
         if self.state == "ready":
             return True
-        if self.state != "failed":
-            self._ask()
-        return left_s is None or (self.state == "loading" and self.load_s < left_s)
+        if self.state == "failed" or self._waiting >= self._waiting_limit:
+            return False
+        self._ask()
+        return left_s is None or self.load_s < left_s
 
     def check(self) -> None:
         """Raise `NotReady` unless the models are in memory."""

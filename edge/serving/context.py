@@ -96,13 +96,17 @@ class EdgeExecutor:
             result, _ = await self.pool.submit(job, None, stage.infer_batch, image.cost)
         return result
 
+    def ready_in_time(self, image: RoutedImage) -> bool:
+        """Whether the models are in memory in time; asks for them."""
+        promised = image.request.promised
+        return self.models.in_time(None if promised is None else promised - self._clock.now())
+
     def has_time(self, image: RoutedImage) -> bool:
         """Whether the models are in memory in time, and the pool would take the image now."""
-        promised = image.request.promised
-        if not self.models.in_time(None if promised is None else promised - self._clock.now()):
+        if not self.ready_in_time(image):
             return False
         try:
-            self.pool.check(image.request.caller, promised, heavy=image.cost.heavy)
+            self.pool.check(image.request.caller, image.request.promised, heavy=image.cost.heavy)
         except Overloaded:
             return False
         return True

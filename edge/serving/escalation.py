@@ -23,7 +23,7 @@ from hawkvision.servers.bodies import CallerGone
 
 log = logging.getLogger("hawkvision.edge")
 
-UNSCORED: Final = (Reason.EDGE_BUSY, Reason.EDGE_SLOW)
+UNSCORED: Final = (Reason.EDGE_BUSY, Reason.EDGE_SLOW, Reason.EDGE_NOT_READY)
 """Reasons of images that leave before the edge has scored them; the intermediate stage is certified for others only."""
 MIN_TIMEOUT_S: Final = 0.001
 """An escalation whose cutoff passed while the image was made smaller is still sent, and waited for this long."""

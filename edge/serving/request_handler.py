@@ -33,7 +33,7 @@ from edge.serving.outcome import (
 from edge.serving.request import RoutedImage
 from hawkvision.cascade.decision import Accept, Decision, Escalate, Miss, decide
 from hawkvision.core.clock import Deadline
-from hawkvision.core.errors import DeadlineMissed, Overloaded, RequestError
+from hawkvision.core.errors import DeadlineMissed, NotReady, Overloaded, RequestError
 from hawkvision.core.types import Answer, OnMiss, Reason
 from hawkvision.servers.bodies import CallerGone
 
@@ -71,12 +71,17 @@ class RequestHandler:
 
     async def cascade(self) -> Answer:
         """Run the edge stage first, and escalate if it is not sure enough for the target; or both at once."""
-        if self._edge_too_busy():
-            return await self._both_tiers(Reason.EDGE_BUSY, self.cutoff)
-        if self._edge_too_slow():
+        reason = self._edge_unavailable() or (Reason.EDGE_SLOW if self._edge_too_slow() else None)
+        if reason is None:
+            try:
+                edge = await self.run_edge()
+            except NotReady:
+                reason = self._edge_unavailable()
+                if reason is None or self.context.executor.models.state != "failed":
+                    raise
+        if reason is not None:
             late_wanted = self.image.request.asked.on_miss is OnMiss.WAIT
-            return await self._both_tiers(Reason.EDGE_SLOW, None if late_wanted else self.cutoff)
-        edge = await self.run_edge()
+            return await self._both_tiers(reason, None if late_wanted else self.cutoff)
         decision = self._decide(edge)
         match decision:
             case Accept():
@@ -299,12 +304,14 @@ class RequestHandler:
         gain = datacenter.gain(within_ms, [min(left_ms - ms, most_ms) for ms in delays_ms])
         return gain > 0.0 and datacenter.admits(within_ms) and escalated * gain >= least
 
-    def _edge_too_busy(self) -> bool:
-        """Whether the edge has no time for the image and the datacenter has; never where the edge alone may answer."""
-        image, datacenter, cutoff = self.image, self.context.datacenter, self.cutoff
+    def _edge_unavailable(self) -> Reason | None:
+        """Why the edge cannot answer, in time if there is a deadline, where the datacenter may; else None."""
+        image, datacenter, executor, cutoff = self.image, self.context.datacenter, self.context.executor, self.cutoff
         edge_alone = image.route.threshold == -math.inf and not image.suspended
-        if image.request.promised is None or cutoff is None or datacenter is None or edge_alone:
-            return False
-        if self.context.executor.has_time(image):
-            return False
-        return datacenter.admits(cutoff.remaining_ms(self.context.clock.now()))
+        if datacenter is None or edge_alone:
+            return None
+        if not executor.ready_in_time(image):
+            return Reason.EDGE_NOT_READY if datacenter.up else None
+        if image.request.promised is None or cutoff is None or executor.has_time(image):
+            return None
+        return Reason.EDGE_BUSY if datacenter.admits(cutoff.remaining_ms(self.context.clock.now())) else None

@@ -70,6 +70,7 @@ class Reason(StrEnum):
     SUSPENDED = "suspended"
     EDGE_BUSY = "edge_busy"
     EDGE_SLOW = "edge_slow"
+    EDGE_NOT_READY = "edge_not_ready"
     TRIAL = "trial"
 
 

@@ -102,6 +102,17 @@ class Bench:
         self.backend = backend
         self.clock = clock
 
+    def request(
+        self,
+        hang_up: Callable[[], Awaitable[object]] | None = None,
+        body: bytes | None = None,
+        received: Received = WHOLE,
+        caller: str = "127.0.0.1",
+        **fields: Any,
+    ) -> ImageRequest:
+        asked = RequestFields(**fields)
+        return ImageRequest(body or encoded(), asked, self.clock.now(), start_trace(), caller, received, hang_up)
+
     async def ask(
         self,
         hang_up: Callable[[], Awaitable[object]] | None = None,
@@ -110,10 +121,7 @@ class Bench:
         caller: str = "127.0.0.1",
         **fields: Any,
     ) -> Answer:
-        request, started = RequestFields(**fields), self.clock.now()
-        answer = await self.node.infer(
-            ImageRequest(body or encoded(), request, started, start_trace(), caller, received, hang_up)
-        )
+        answer = await self.node.infer(self.request(hang_up, body, received, caller, **fields))
         assert answer.escalated == (answer.reason is not None)
         assert answer.degraded == (answer.degraded_reason is not None)
         return answer

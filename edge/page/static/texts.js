@@ -51,6 +51,7 @@ const WHY = { // why the image was sent, given "the edge was … sure"
   low_confidence: (edge) => `${edge}, so`, target: () => "This target always asks the reference stage, so",
   suspended: () => "The guarantee is suspended, so the reference stage answers as far as it can;", edge_busy: () => "The edge was too busy, so",
   edge_slow: () => "The edge alone would have been too slow for the deadline, so both were asked at once, and",
+  edge_not_ready: () => "The edge's models are not in memory, so",
 };
 const BELOW = {
   no_datacenter: "This node has no datacenter to ask, so the edge's answer stands.", unreachable: "The datacenter does not answer now, so the edge's answer stands.",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from edge.inference.resident_models import ResidentStage
 from hawkvision.core.errors import BadField, ConfigError, NotReady
 from hawkvision.core.metrics import EdgeMetrics
-from hawkvision.core.types import Quality, Tier
+from hawkvision.core.types import OnMiss, Quality, Reason, Tier
 from tests.edge.bench import SURE, Bench, GatedBackend, bench, run
 from tests.edge.disk import Disk
 from tests.edge.peer import Peer
@@ -240,10 +241,51 @@ def test_the_datacenter_answers_what_would_wait_too_long(large: Peer) -> None:
             let_go = await holding(busy)
             models_of(other).load_s = 60.0
             answer = await other.ask(deadline_ms=20_000.0)
-            assert answer.tier is Tier.DATACENTER
+            assert (answer.tier, answer.reason) == (Tier.DATACENTER, Reason.EDGE_NOT_READY)
             assert models_of(other).state == "loading", "it is loaded meanwhile"
             let_go()
             await until(lambda: models_of(other).state == "ready")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fields", [{}, {"deadline_ms": 20_000.0}, {"deadline_ms": 1.0, "on_miss": OnMiss.WAIT}])
+def test_the_datacenter_answers_while_models_cannot_be_loaded(large: Peer, fields: dict[str, Any]) -> None:
+    disk = Tasks()
+
+    async def scenario() -> None:
+        async with disk.node("one", large) as node, disk.node("two") as alone:
+            await asyncio.gather(models_of(node).unload(), models_of(alone).unload())
+            disk.broken = True
+            for _ in range(2):  # the first finds out
+                answer = await node.ask(**fields)
+                assert (answer.tier, answer.reason) == (Tier.DATACENTER, Reason.EDGE_NOT_READY)
+                assert not answer.degraded
+            assert models_of(node).state == "failed"
+            assert await node.node.look_early(node.request(**fields)) == (None, False), "the whole image is waited for"
+            with pytest.raises(NotReady, match="the disk is broken"):
+                await node.ask(target=Quality.FAST)
+            with pytest.raises(NotReady, match="the disk is broken"):
+                await alone.ask(**fields)
+            large.status = 503
+            with pytest.raises(NotReady, match="the disk is broken"):
+                await node.ask(**fields)
+
+    run(scenario)
+
+
+def test_the_datacenter_answers_those_for_whom_there_is_no_place_to_wait(large: Peer) -> None:
+    disk = Tasks()
+
+    async def scenario() -> None:
+        async with disk.node("large") as busy, disk.node("one", large) as other:
+            let_go = await holding(busy)
+            models_of(other).serve(other.node.metrics, 1)
+            waiting = asyncio.ensure_future(other.ask())
+            await until(lambda: models_of(other).state == "loading")
+            assert (await other.ask()).reason is Reason.EDGE_NOT_READY
+            let_go()
+            assert (await waiting).tier is Tier.EDGE
 
     run(scenario)
 
