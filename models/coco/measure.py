@@ -9,9 +9,6 @@ of CARD.md.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,29 +17,22 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import track
 from scipy.optimize import minimize_scalar
 
 from hawkvision.cascade.certification.predictions import measure_accuracy
 from hawkvision.core.types import Pixels
 from hawkvision.imaging.placement import placement
-from hawkvision.imaging.preprocessing import load_input
-from hawkvision.model_zoo.building.architectures import FLOAT_FROM
-from hawkvision.model_zoo.building.build import emit_variant, float_model, weights_of
-from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.building.quantize import Ranges, measure_ranges, save_ranges
-from hawkvision.models.manifest import Manifest, MeasuredAccuracy, Variant, artifact_path, cache_dir, load_manifest
-from hawkvision.system.files import sha256_of, write_atomic
-from hawkvision.system.onnx_runtime import ort
+from hawkvision.imaging.preprocessing import probe
+from hawkvision.model_zoo.building.measuring import Recipe, milliseconds, pixels_of, recipe_of, session_of
+from hawkvision.models.manifest import MeasuredAccuracy, Variant
+from hawkvision.system.files import sha256_of
 from hawkvision.tasks.boxes.average_precision import detection_quality
 from hawkvision.tasks.boxes.rows import CLASS, SCORE, TrueBoxes, by_temperature, overlaps, tempered
 from hawkvision.tasks.decoders.registry import open_decoder
 from hawkvision.tasks.kind import Output, TaskKind, Tensors
 from hawkvision.tasks.registry import load_kind, task_kind
 
-TASK = "coco"
-MAX_PIXELS = 50_000_000
 THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 HEADER = """The COCO detectors. Temperatures, the threshold, accuracies, hashes and sizes are written by measure.py, the
 rest by hand. CARD.md says where the models come from and what the figures mean."""
@@ -80,9 +70,7 @@ class Detector:
     """A variant on one thread of ONNX Runtime, and its decoder."""
 
     def __init__(self, variant: Variant, model: bytes, labels: int) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = 1
-        self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._session = session_of(model, threads=1)
         self._names = [each.name for each in self._session.get_outputs()]
         self._decoder = open_decoder(variant, labels)
 
@@ -92,14 +80,12 @@ class Detector:
         return self._decoder(dict(zip(self._names, found, strict=True)))
 
 
-def outputs_of(variant: Variant, model: bytes, kind: TaskKind[Any], evaluation: Evaluation) -> list[Output]:
+def outputs_of(detector: Detector, variant: Variant, kind: TaskKind[Any], evaluation: Evaluation) -> list[Output]:
     """The boxes of all images at temperature 1."""
-    detector = Detector(variant, model, len(kind.labels))
     found = []
     for body in track(evaluation.bodies, description=f"{variant.name:<28}", transient=True):
-        pixels, header = load_input(body, variant.input, max_pixels=MAX_PIXELS)
-        (output,) = kind.outputs(detector(pixels), 1.0)
-        found.append(kind.place(output, placement(header, variant.input).to_image))
+        (output,) = kind.outputs(detector(pixels_of(body, variant.input)), 1.0)
+        found.append(kind.place(output, placement(probe(body), variant.input).to_image))
     return found
 
 
@@ -150,53 +136,22 @@ def fitted_threshold(kind: TaskKind[Any], reference: Sequence[Output], evaluatio
     return max(THRESHOLDS, key=score)
 
 
-def milliseconds(variant: Variant, model: bytes, kind: TaskKind[Any], image: Pixels) -> float:
-    """Median of 20 runs of one image on one thread, with decoding of the boxes."""
-    detector = Detector(variant, model, len(kind.labels))
-    times = []
-    for _ in range(23):
-        start = time.thread_time()
-        detector(image)
-        times.append((time.thread_time() - start) * 1e3)
-    return statistics.median(times[3:])
-
-
-def ranges_of(variant: Variant, weights: bytes, evaluation: Evaluation) -> Ranges:
-    """The architecture's activation ranges on images of train2017."""
-    floats = FLOAT_FROM.get(variant.architecture, ())
-    images = (load_input(evaluation.bodies[i], variant.input, max_pixels=MAX_PIXELS)[0] for i in evaluation.train)
-    return Ranges(
-        format=1,
-        architecture=variant.architecture,
-        weights_sha256=variant.source.sha256,
-        data_sha256=evaluation.sha256,
-        images=len(evaluation.train),
-        seed=0,
-        ranges=measure_ranges(float_model(variant, weights, str(variant.source)), images, floats),
-    )
-
-
 def measure_variants(
-    manifest: Manifest, models: Path, evaluation: Evaluation, kind: TaskKind[Any], options: argparse.Namespace
+    recipe: Recipe, evaluation: Evaluation, kind: TaskKind[Any]
 ) -> tuple[list[Variant], dict[str, list[Output]], dict[str, float]]:
     """Every variant with its measured fields, its calibrated boxes by name, and its processor time."""
     measured: dict[str, Variant] = {}
     outputs: dict[str, list[Output]] = {}
     speed: dict[str, float] = {}
-    for variant, weights in weights_of(TASK, manifest.variants, models, options.wheels, {}, lambda _name, _step: None):
-        if options.ranges and variant.precision == "int8":
-            save_ranges(models, TASK, ranges_of(variant, weights, evaluation))
-        model = emit_variant(TASK, variant, models, weights)
-        write_atomic(artifact_path(cache_dir(), TASK, variant.name), model)
-        raw = outputs_of(variant, model, kind, evaluation)
+    for variant, model in recipe.rebuilt([evaluation.bodies[i] for i in evaluation.train], evaluation.sha256, 0):
+        detector = Detector(variant, model, len(kind.labels))
+        raw = outputs_of(detector, variant, kind, evaluation)
         temperature = fitted_temperature(raw, evaluation)
         outputs[variant.name] = [by_temperature(each, temperature) for each in raw]
-        image = load_input(evaluation.bodies[0], variant.input, max_pixels=MAX_PIXELS)[0]
-        speed[variant.name] = milliseconds(variant, model, kind, image)
-        measured[variant.name] = msgspec.structs.replace(
-            variant, sha256=sha256_of(model), bytes=len(model), temperature=temperature
-        )
-    return [measured[v.name] for v in manifest.variants], outputs, speed
+        image = pixels_of(evaluation.bodies[0], variant.input)
+        speed[variant.name] = milliseconds(detector, image)
+        measured[variant.name] = msgspec.structs.replace(variant, temperature=temperature)
+    return [measured[v.name] for v in recipe.manifest.variants], outputs, speed
 
 
 def row(name: str, kind: TaskKind[Any], outputs: Sequence[Output], evaluation: Evaluation, cost: str) -> str:
@@ -209,16 +164,10 @@ def row(name: str, kind: TaskKind[Any], outputs: Sequence[Output], evaluation: E
 
 def main() -> None:
     """Measure everything and rewrite the manifest."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--ranges", action="store_true", help="measure activation ranges anew")
-    parser.add_argument("--wheels", type=Path, help="folder of downloaded weight packages")
-    options = parser.parse_args()
-    here = Path(__file__).resolve().parent
-    manifest = load_manifest(TASK, here.parent)
-    evaluation = load_evaluation(options.data)
-    kind = load_kind(manifest, here.parent)
-    variants, outputs, speed = measure_variants(manifest, here.parent, evaluation, kind, options)
+    recipe, data = recipe_of(__file__, __doc__)
+    evaluation, manifest = load_evaluation(data), recipe.manifest
+    kind = load_kind(manifest, recipe.models)
+    variants, outputs, speed = measure_variants(recipe, evaluation, kind)
     for ensemble in manifest.ensembles:
         members = zip(*(outputs[name] for name in ensemble.members), strict=True)
         outputs[ensemble.name] = [kind.combine(each, ensemble.weights, ensemble.temperature) for each in members]
@@ -231,15 +180,14 @@ def main() -> None:
         variants=tuple(msgspec.structs.replace(each, accuracy=accuracy[each.name]) for each in variants),
         ensembles=tuple(msgspec.structs.replace(each, accuracy=accuracy[each.name]) for each in manifest.ensembles),
     )
-    write_atomic(here / "manifest.toml", format_manifest(done, HEADER).encode())
-    console = Console(width=160)
-    console.print(f"threshold {threshold}; {len(evaluation.clean)} images of val2017 that trained no model")
-    console.print("| stage | MB | ms | mAP | AP50 | mean F1 |\n|---|---|---|---|---|---|")
+    found = f"threshold {threshold}; {len(evaluation.clean)} images of val2017 that trained no model"
+    lines = [found, "| stage | MB | ms | mAP | AP50 | mean F1 |", "|---|---|---|---|---|---|"]
+    by_name = {v.name: v for v in variants}
     for name, of_stage in outputs.items():
-        by_name = {v.name: v for v in variants}
         size = by_name[name].bytes if name in by_name else None
         cost = f"{size / 1e6:.1f} | {speed[name]:.0f}" if size is not None else "|"
-        console.print(row(name, kind, of_stage, evaluation, cost), highlight=False, markup=False)
+        lines.append(row(name, kind, of_stage, evaluation, cost))
+    recipe.write(done, HEADER, lines)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,22 @@ import pytest
 from hawkvision.core.errors import ArtifactError, ManifestError, NotFound
 from hawkvision.model_zoo.building.build import build, emit_variant, fetch, list_variants, verify, weight_bytes
 from hawkvision.model_zoo.building.manifest_writer import format_manifest
-from hawkvision.model_zoo.building.quantize import Ranges, measure_ranges, save_ranges
-from hawkvision.models.manifest import Cascade, Ensemble, InputSpec, Manifest, PackageSource, Variant, load_manifest
+from hawkvision.model_zoo.building.measuring import Recipe
+from hawkvision.model_zoo.building.quantize import Ranges, load_ranges, measure_ranges, save_ranges
+from hawkvision.models.manifest import (
+    Cascade,
+    Ensemble,
+    InputSpec,
+    Manifest,
+    PackageSource,
+    Variant,
+    artifact_path,
+    load_manifest,
+)
 from hawkvision.system.files import sha256_of
 from tests.hawkvision.model_zoo.tiny_states import random_state
 from tests.hawkvision.model_zoo.weight_files import state_of, stream
+from tests.images import encoded
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SPEC = InputSpec(height=32, width=32, mean=(120.0, 110.0, 100.0), std=(60.0, 50.0, 40.0))
@@ -275,3 +286,21 @@ def test_view_has_the_files_of_its_task_without_a_second_copy(zoo: Zoo) -> None:
         assert (mine.sha256, mine.path.parent.name) == (its.sha256, "view")
         assert mine.path.samefile(its.path)
     assert verify("view", models=zoo.models, cache=zoo.cache)
+
+
+def test_a_recipe_builds_variants_anew_and_measures_ranges_on_its_own_images(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(zoo.cache))
+    bodies, written = [encoded(seed=seed) for seed in range(3)], zoo.cache / "hawkvision"
+    recipes = [Recipe(zoo.manifest, zoo.models, zoo.wheels, ranges=ranges) for ranges in (False, True)]
+    pinned, anew = ({each.name: (each, model) for each, model in r.rebuilt(bodies, "1" * 64, 7)} for r in recipes)
+    assert {name: each.sha256 for name, (each, _) in pinned.items()} == {
+        each.name: each.sha256 for each in zoo.manifest.variants
+    }
+    small, model = anew["m_int8"]
+    ranges = load_ranges(zoo.models, "tiny", small)
+    assert (ranges.images, ranges.data_sha256, ranges.seed) == (3, "1" * 64, 7)
+    assert small.sha256 == sha256_of(model) != pinned["m_int8"][0].sha256
+    assert artifact_path(written, "tiny", "m_int8").read_bytes() == model
+    assert anew["m"] == pinned["m"]
