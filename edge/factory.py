@@ -24,7 +24,7 @@ from edge.inference.job_queue import MAX_BATCH
 from edge.inference.resident_models import ModelMemory, ResidentStage
 from edge.inference.shared_models import settled_bytes
 from edge.inference.stage_loader import StageLoader
-from edge.inference.warm_up import look_at_samples, warm_up
+from edge.inference.warm_up import run_samples, warm_up
 from edge.inference.worker_pool import WorkerPool
 from edge.monitoring.audits import Auditor
 from edge.monitoring.certificate_reload import Certification, load_certification, stage_of
@@ -319,7 +319,7 @@ async def _warm_pool(
             models.grown(model, settled_bytes() - before)
     if divides(config.backend, config.onnx_providers):
         # One worker is enough here: the models are warm on all of them, and decoders are not per thread.
-        await pool.submit(partial(look_at_samples, stage, config.max_pixels, shared.clock))
+        await pool.submit(partial(run_samples, stage, config.max_pixels, shared.clock))
     await asyncio.to_thread(models.settle)
     return pool
 

@@ -307,10 +307,6 @@ class _Run:
         return self.error is None
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class InferenceJob:
     """One image to decode, resize, infer and score; `EdgeStage.infer_batch` runs several together."""
@@ -323,7 +319,7 @@ class InferenceJob:
     clock: Clock
     temperature: float | None = None
     """In place of the stage's own, for an image that was not received whole (`Route.temperature`)."""
-    alone: Callable[[], bool] = _never
+    alone: Callable[[], bool] = bool  # never
     """Called on the worker's thread before and after decoding: whether the image may use several cores."""
     first_only: bool = False
     """Run no other member of a conditional ensemble, and take the first one's tensors as they are."""

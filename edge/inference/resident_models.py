@@ -159,7 +159,7 @@ class ResidentStage:
             self._memory.shared.grown(model.use.key, size)
 
     def serve(self, metrics: EdgeMetrics, waiting_limit: int) -> None:
-        """Begin to load for at most so many requests at a time, and to count."""
+        """Let at most so many requests wait for a load, and count in these metrics."""
         self._metrics, self._waiting_limit = metrics, waiting_limit
         metrics.model_memory.set(self._memory.limit)
         metrics.model_bytes.set_function(lambda: self._memory.shared.held_bytes)

@@ -13,7 +13,7 @@ from typing import Final
 import cv2
 import numpy as np
 
-from edge.inference.edge_stage import ConditionalEnsemble, DurationEstimate, EdgeStage, InferenceJob, StagePrediction
+from edge.inference.edge_stage import DurationEstimate, EdgeStage, InferenceJob, StagePrediction
 from hawkvision.core.clock import Clock
 from hawkvision.core.types import Pixels, Prediction
 from hawkvision.imaging.preprocessing import probe
@@ -26,6 +26,7 @@ OVERSIZE: Final = 1.5
 """A sample's side over the model's input, so that it is scaled as most images are."""
 
 
+@functools.lru_cache(maxsize=4)
 def samples(side: int) -> tuple[bytes, ...]:
     """An image of noise in each format, encoded; `side` is the input's, in pixels."""
     size = max(16, round(OVERSIZE * side))
@@ -38,27 +39,22 @@ def samples(side: int) -> tuple[bytes, ...]:
     return tuple(encoded)
 
 
-def look_at_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> StagePrediction:
-    """Run a stage on each sample, once alone and once not; its estimates do not change.
+def run_samples(stage: EdgeStage, max_pixels: int, clock: Clock) -> StagePrediction:
+    """Run every model of a stage on each sample, once alone and once not; its estimates do not change.
 
     Raises:
         BackendError: if a backend is broken.
     """
-    trial = replace(stage, others=None if stage.others is None else _unconditional(stage.others))
-    for body in _samples(max(stage.first.spec.height, stage.first.spec.width)):
+    others = stage.others
+    if others is not None:  # whose members run however confident the first is
+        others = replace(others, accept_confidence=np.inf, duration=DurationEstimate())
+    trial = replace(stage, others=others)
+    for body in samples(max(stage.first.spec.height, stage.first.spec.width)):
         for alone in (True, False):
             InferenceJob(
                 trial, body, probe(body), 1, max(max_pixels, 2**24), clock, alone=functools.partial(bool, alone)
             )()
     return NO_PREDICTION
-
-
-def _unconditional(others: ConditionalEnsemble) -> ConditionalEnsemble:
-    """The ensemble, with members that run however confident the first is."""
-    return replace(others, accept_confidence=np.inf, duration=DurationEstimate())
-
-
-_samples = functools.lru_cache(maxsize=4)(samples)
 
 
 def warm_stage(stage: EdgeStage) -> None:

@@ -2,7 +2,7 @@
 
     template: a query string ─┐                              ┌─ complete ──────────────────────────► classify
     meta: the stream's name ──┼─► request_fields ─► request ─┤
-    deadline: the fragments' ─┘                              └─ partial, more missing ─► look_early ─┬─ accepted
+    deadline: the fragments' ─┘                              └─ partial, more missing ─► infer_early ─┬─ accepted
                                                                                                      └─ else ─► classify
 
 While fragments of an image are missing, the edge stage runs once on what has arrived. If a certificate for images
@@ -151,7 +151,7 @@ class DatagramServer:
         declined = False
         if incoming.better is not None:
             if not incoming.better.done():
-                answer, declined = await node.look_early(request)
+                answer, declined = await node.infer_early(request)
                 if answer is not None:
                     self._count_arrival(incoming)
                     return answer

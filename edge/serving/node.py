@@ -119,7 +119,7 @@ class EdgeNode:
 
         Args:
             request: what is asked.
-            declined_before: whether the edge stage has looked at less of the image (`look_early`).
+            declined_before: whether the edge stage has run on less of the image (`infer_early`).
 
         Raises:
             CallerGone: if the caller hung up.
@@ -148,7 +148,7 @@ class EdgeNode:
         self._note(request, answer)
         return answer
 
-    async def look_early(self, request: ImageRequest) -> tuple[Answer | None, bool]:
+    async def infer_early(self, request: ImageRequest) -> tuple[Answer | None, bool]:
         """The edge's answer to a part of an image while the rest is under way, and whether the edge stage ran.
 
         The answer is None if `infer` would not accept it. Nothing is escalated.

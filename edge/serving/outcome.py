@@ -78,7 +78,7 @@ def edge_answer(
     total_ms = (context.clock.now() - image.request.started) * 1e3
     lacking = _not_certified(
         degraded=degraded,
-        # A certificate is about one look at an image. After another one an acceptance adds to what it gives up.
+        # A certificate is about one inference of an image. After another one an acceptance adds to what it gives up.
         partial=image.declined_before,
         version=image.versions is context.served.versions and guarantees.as_certified(route),
     )

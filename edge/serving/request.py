@@ -77,7 +77,7 @@ class RoutedImage:
     cost: DecodingCost
     """Of decoding the image at the edge."""
     declined_before: bool = False
-    """Whether the edge stage has looked at a smaller part of the image and its answer was not accepted."""
+    """Whether the edge stage has run on a smaller part of the image and its answer was not accepted."""
     reported: bool = False
     """Whether its outcome was offered to the auditor, which happens once."""
 

@@ -25,7 +25,7 @@
     204                                        whether or not this process has it; if so, it is answered with 499
 
     GET /v1/transport
-    200 {"datagram": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 1}}
+    200 {"datagram": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 2}}
                                                null if the tier does not listen for datagrams
 
     GET /v1/stages
@@ -63,7 +63,7 @@ fields of one image are its meta, big-endian:
      0        1        2                 4           20          28       29                    37
     ┌────────┬────────┬─────────────────┬───────────┬───────────┬────────┬─────────────────────┐
     │version │ flags  │ top_k           │ trace id  │ span id   │ trace  │ accept score        │
-    │ 1      │ 1: mid │ u16             │ 16 bytes  │ 8 bytes   │ flags  │ float64, if middle  │
+    │ 1      │ 1: int │ u16             │ 16 bytes  │ 8 bytes   │ flags  │ float64, if flag 1  │
     │        │ 2: prg │                 │           │           │        │                     │
     └────────┴────────┴─────────────────┴───────────┴───────────┴────────┴─────────────────────┘
 
@@ -201,7 +201,7 @@ class EscalationTiming(msgspec.Struct, frozen=True):
 class IntermediateResult(msgspec.Struct, frozen=True):
     """The result of an intermediate stage whose score did not suffice.
 
-    Together with the answer it shows whether the two stages agree, which online control uses.
+    Together with the answer it shows whether the two stages agree, which the intermediate stage's log records.
     """
 
     prediction: Prediction
@@ -435,7 +435,7 @@ def _intermediate(headers: Mapping[str, str], variant: str | None) -> Intermedia
 
 def _check_intermediate(variant: str | None, otherwise: str, variant_field: str, otherwise_field: str) -> None:
     if not variant:
-        raise BadField(f"{variant_field}: missing; an accept score needs it to name the stage that looks first")
+        raise BadField(f"{variant_field}: missing; an accept score needs it to name the stage that runs first")
     if otherwise in ("", variant):
         raise BadField(
             f"{otherwise_field}: expected another stage than the {variant_field} {variant[:64]!r}, "

@@ -262,7 +262,7 @@ def test_the_datacenter_answers_while_models_cannot_be_loaded(large: Peer, field
                 assert (answer.tier, answer.reason) == (Tier.DATACENTER, Reason.EDGE_NOT_READY)
                 assert not answer.degraded
             assert models_of(node).state == "failed"
-            assert await node.node.look_early(node.request(**fields)) == (None, False), "the whole image is waited for"
+            assert await node.node.infer_early(node.request(**fields)) == (None, False), "the whole image is waited for"
             with pytest.raises(NotReady, match="the disk is broken"):
                 await node.ask(target=Quality.FAST)
             with pytest.raises(NotReady, match="the disk is broken"):

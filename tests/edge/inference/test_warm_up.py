@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, LoadedModel
-from edge.inference.warm_up import FORMATS, look_at_samples, samples
+from edge.inference.warm_up import FORMATS, run_samples, samples
 from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.imaging.preprocessing import decode, probe
@@ -41,7 +41,7 @@ def test_warm_up_runs_every_model_on_every_format_alone_and_not_and_changes_no_e
     ]
     others = ConditionalEnsemble((models[1], models[2]), (1.0, 1.0, 1.0), 1.0, accept_confidence=0.5)
     stage = EdgeStage("both", models[0], 1.0, Score.TOP1, TEN, others)
-    look_at_samples(stage, 1_000_000, MonotonicClock())
+    run_samples(stage, 1_000_000, MonotonicClock())
     assert counts == {f"{n}{how}": len(FORMATS) for n in "abc" for how in ("", " on several threads")}
     assert others.duration.seconds == 0.0
 
@@ -56,5 +56,5 @@ def test_samples_are_whole_images_of_each_format() -> None:
 def test_a_node_starts_with_a_pixel_bound_below_its_samples() -> None:
     counts: Counter[str] = Counter()
     stage = EdgeStage("a", LoadedModel("a", Counting("a", counts), SPEC), 1.0, Score.TOP1, TEN)
-    look_at_samples(stage, 1, MonotonicClock())
+    run_samples(stage, 1, MonotonicClock())
     assert counts["a"] == 2 * len(FORMATS)
