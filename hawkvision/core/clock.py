@@ -23,27 +23,6 @@ class MonotonicClock:
         return time.monotonic()
 
 
-class ManualClock:
-    """A clock that moves only by `advance`, for tests."""
-
-    def __init__(self, start: float = 0.0) -> None:
-        self._now = start
-
-    def now(self) -> float:
-        """See `Clock.now`."""
-        return self._now
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward.
-
-        Raises:
-            ValueError: if `seconds` is negative.
-        """
-        if seconds < 0:
-            raise ValueError(f"a monotonic clock cannot go back by {-seconds} s")
-        self._now += seconds
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
     """The time by which a response must arrive. It travels as remaining time, because clocks of machines differ."""

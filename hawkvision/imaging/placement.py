@@ -60,17 +60,10 @@ class Placement:
 
     def to_image(self, boxes: NDArray[Any]) -> NDArray[np.float64]:
         """Boxes (..., 4) of x1, y1, x2, y2 in the input, as boxes in the image. Nothing is clipped."""
-        return np.asarray(boxes, np.float64) * self._scale() + self._offset()
-
-    def to_input(self, boxes: NDArray[Any]) -> NDArray[np.float64]:
-        """The inverse of `to_image`."""
-        return (np.asarray(boxes, np.float64) - self._offset()) / self._scale()
-
-    def _scale(self) -> NDArray[np.float64]:
-        return np.array([self.right - self.left, self.bottom - self.top] * 2)
-
-    def _offset(self) -> NDArray[np.float64]:
-        return np.array([self.left, self.top] * 2)
+        return (
+            np.asarray(boxes, np.float64) * ([self.right - self.left, self.bottom - self.top] * 2)
+            + [self.left, self.top] * 2
+        )
 
 
 def placement(header: ImageHeader, spec: InputSpec) -> Placement:

@@ -89,9 +89,9 @@ class World:
             Route(*(LinkPipe(seeded(spec, seed), f"{way}{n}") for way, spec in zip(("up", "down"), pair, strict=True)))
             for n, pair in enumerate(links)
         ]
-        self.sender = Sender(Channel[Any](7, client, server, self.now, congestion))
+        self.sender = Sender(Channel[Any](7, client, server, congestion))
         self.budget = Budget(MANY_BYTES)
-        self.receiver = Receiver(Channel[Any](7, server, client, self.now, congestion), self.budget)
+        self.receiver = Receiver(Channel[Any](7, server, client, congestion), self.budget)
         self.receiver.timeouts = timeouts
         self.receiver.register_template(0, TEMPLATE)
         self.asked: dict[int, Asked] = {}

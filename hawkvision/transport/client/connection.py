@@ -193,7 +193,6 @@ class ClientConnection(PathEstimates):
             welcome.session,
             Secret.from_bytes(welcome.client_secret),
             Secret.from_bytes(welcome.server_secret),
-            now,
             self._congestion,
         )
         for number in range(len(self._sockets)):

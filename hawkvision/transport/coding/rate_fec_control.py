@@ -91,7 +91,7 @@ def _rounded(loss: float, burst: float) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=256)
 def _chosen(links: tuple[tuple[float, float, float], ...], most: int, plain_fragments: int) -> Plan:
-    lost = np.sum([weight * _lost(most, loss, burst) for weight, loss, burst in links], 0)
+    lost = np.sum([weight * loss_distributions(most, loss, burst) for weight, loss, burst in links], 0)
     best, least = Plan(QUALITIES[-1], 0.0), math.inf
     for plan, drop, k, n, base_k in _candidates(most, plain_fragments):
         fewer = np.arange(n - k + 1, n + 1)
@@ -127,21 +127,16 @@ def _cost(shares: NDArray[np.float64], table: tuple[tuple[float, ...], tuple[flo
 
 def incomplete_probability(k: int, n: int, state: LossEstimate) -> float:
     """Probability that fewer than k of n datagrams arrive, n ≤ `MAX_SYMBOLS`; no link counts as better than 1 %."""
-    lost = _lost(MAX_SYMBOLS, *_rounded(state.ratio, state.burst))
+    lost = loss_distributions(MAX_SYMBOLS, *_rounded(state.ratio, state.burst))
     return float(lost[n, n - k + 1 : n + 1].sum())
 
 
-def loss_distribution(n: int, loss: float, burst: float) -> NDArray[np.float64]:
-    """Probabilities (n + 1) that 0, 1, … n of n datagrams in a row are lost.
+@functools.lru_cache(maxsize=64)
+def loss_distributions(most: int, loss: float, burst: float) -> NDArray[np.float64]:
+    """Probabilities (most + 1, most + 1): in row n, that 0, 1, … n of n datagrams in a row are lost, then zeros.
 
     Gilbert's chain, from its stationary state. Runs cannot be shorter than those of independent losses, 1 / (1 − loss).
     """
-    return _lost(n, loss, burst)[n, : n + 1]
-
-
-@functools.lru_cache(maxsize=64)
-def _lost(most: int, loss: float, burst: float) -> NDArray[np.float64]:
-    """The same (most + 1, most + 1) for every number of datagrams up to `most`."""
     recover = 1 / max(burst, 1 / (1 - loss))
     fail = loss * recover / (1 - loss)
     found = np.zeros((most + 1, most + 1))

@@ -56,7 +56,7 @@ class Channel(Generic[Token]):
     """One end of a session's sealed datagrams."""
 
     def __init__(
-        self, session: int, sending: Secret, receiving: Secret, now: float, congestion: CongestionFactory = LossTolerant
+        self, session: int, sending: Secret, receiving: Secret, congestion: CongestionFactory = LossTolerant
     ) -> None:
         self.session = session
         self._congestion = congestion
@@ -72,7 +72,6 @@ class Channel(Generic[Token]):
         """Datagrams to claimed addresses; the owner sends them before all others."""
         self.drops = Counter[Drop]()
         """Forged, damaged, replayed and malformed datagrams."""
-        self._made_at = now
 
     @property
     def key_exhausted(self) -> bool:

@@ -14,7 +14,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import Final
 
 from aioquic.quic.connection import QuicConnection
@@ -177,7 +176,7 @@ class DatagramListener:
         number = int.from_bytes(os.urandom(4))
         while number in self.sessions:
             number = int.from_bytes(os.urandom(4))
-        session = self.sessions[number] = Session(self, number, protocol, caller, monotonic(), protocol.network)
+        session = self.sessions[number] = Session(self, number, protocol, caller, protocol.network)
         self._on_hello(protocol)
         return session
 

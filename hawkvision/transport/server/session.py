@@ -81,13 +81,13 @@ class Session:
     """One client: its receiver, its addresses, and the tasks of its images."""
 
     def __init__(
-        self, server: SessionHost, number: int, protocol: ControlProtocol, caller: Caller, now: float, network: str = ""
+        self, server: SessionHost, number: int, protocol: ControlProtocol, caller: Caller, network: str = ""
     ) -> None:
         self.number = number
         self.network = network
         self.caller = caller
         self.secrets = (Secret.random(), Secret.random())  # the client's, the server's
-        channel = Channel[Any](number, self.secrets[1], self.secrets[0], now, server.congestion)
+        channel = Channel[Any](number, self.secrets[1], self.secrets[0], server.congestion)
         self.receiver = Receiver(channel, server.budget)
         self.receiver.timeouts = server.timeouts
         self._server = server

@@ -24,7 +24,6 @@ from edge.monitoring.streams import Streams
 from hawkvision.cascade.certification.profile_files import load_profile_of, load_site
 from hawkvision.cascade.policy import Policy
 from hawkvision.client import AsyncClient
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
@@ -38,6 +37,7 @@ from hawkvision.system.child_server import running
 from hawkvision.tasks.class_scores import Floats
 from hawkvision.tasks.registry import load_kind
 from tests.bench.cascade import DATA, FILES
+from tests.clocks import ManualClock
 from tests.edge.conftest import Caller
 
 TASK: Final = "cifar10"

@@ -190,9 +190,9 @@ def ours_in_memory(coded: Coded, images: int) -> Spent:
     """Images between a `Sender` and a `Receiver`, each answered before the next; the codec's decoding is included."""
     now, account = 100.0, Account()
     there, back = Secret.random(), Secret.random()
-    sender = Sender(Channel[Any](1, there, back, now))
+    sender = Sender(Channel[Any](1, there, back))
     sender.channel.path(0, now, proven=True)
-    receiver = Receiver(Channel[Any](1, back, there, now), Budget(1 << 30))
+    receiver = Receiver(Channel[Any](1, back, there), Budget(1 << 30))
     receiver.register_template(0, b"quality=fast")
     answered = 0
     for _ in range(images):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge.inference.edge_stage import ConditionalEnsemble, EdgeStage, InferenceJob, LoadedModel, StagePrediction
-from hawkvision.core.clock import ManualClock, MonotonicClock
+from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import BadImage
 from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.imaging.placement import placement
@@ -21,6 +21,7 @@ from hawkvision.inference.backends.onnxruntime_backend import OnnxRuntimeBackend
 from hawkvision.tasks.class_scores import Score, average, log_probabilities, softmax, tempered
 from hawkvision.tasks.decoders.sets import Ssd
 from hawkvision.tasks.detection import DetectionKind
+from tests.clocks import ManualClock
 from tests.edge.bench import SPEC, GatedBackend
 from tests.hawkvision.inference.graphs import tiny_detector
 from tests.hawkvision.tasks.classes import TEN, classes_in

@@ -13,9 +13,9 @@ import numpy as np
 from edge.monitoring.evidence_log import EvidenceLog
 from edge.monitoring.labelling import Review, ReviewItem, ReviewQuery, Showing
 from edge.monitoring.review import DELTA, AuditReview
-from hawkvision.core.clock import ManualClock
 from hawkvision.guarantee.review import WHOLE_PART, share_of_delta
 from hawkvision.tasks.kind import TaskKind
+from tests.clocks import ManualClock
 from tests.hawkvision.cascade.synthetic import KIND, make_logits, make_profile
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge.monitoring.labelling import MOST_GIVEN, MOST_ITEMS, Labelled, ReviewQuery, Showing, Worklist, exchanged
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import NotFound
+from tests.clocks import ManualClock
 
 
 def test_a_name_says_neither_which_image_it_is_nor_that_it_came_before() -> None:

@@ -18,12 +18,12 @@ from edge.monitoring.review import DELTA, FEWEST, MOST_ASKED, AuditReview
 from hawkvision.cascade.certification.profile import threshold_value
 from hawkvision.cascade.certification.profile_files import dump, load_site
 from hawkvision.cascade.policy import Policy
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField, NotFound, Overloaded
 from hawkvision.core.types import AccuracyStatus, MaxAccuracyDrop, Quality
 from hawkvision.guarantee.labels import RANDOM_IMAGES
 from hawkvision.guarantee.review import BLOCK, WHOLE_PART, share_of_delta
 from hawkvision.tasks.registry import task_kind
+from tests.clocks import ManualClock
 from tests.edge.monitoring.desk import (
     PAIR,
     PROFILE,

@@ -19,10 +19,10 @@ from edge.monitoring.state_store import StateFile
 from edge.monitoring.stream_keys import stream_key
 from edge.monitoring.streams import Streams
 from hawkvision.cascade.route import StageClaims
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.guarantee.bets import Claim, Claims
 from hawkvision.guarantee.monitor import Watched
+from tests.clocks import ManualClock
 from tests.waiting import until
 
 LIMIT = 50

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from edge.serving.targets_listing import ListedTarget, describe_targets
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.core.types import (
     AccuracyStatus,
@@ -30,6 +29,7 @@ from hawkvision.core.types import (
     Tier,
 )
 from hawkvision.servers.bodies import CallerGone
+from tests.clocks import ManualClock
 from tests.edge.bench import (
     AGREES,
     SURE,

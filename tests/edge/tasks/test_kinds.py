@@ -23,7 +23,6 @@ from edge.servers.deepstack import MOST, UNKEYED_BYTES
 from edge.servers.shared.frontend import Frontend
 from edge.serving.tasks import ServedTasks, TaskFailure
 from hawkvision.client import AsyncClient, Client, OtherPrediction, Transport, asynchronous
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BadField, ManifestError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.settings.config import EdgeConfig
@@ -37,6 +36,7 @@ from loadgen.analysis.summary import meaning_of_right, summarise
 from loadgen.clients.engine import Engine, LoadJob, Protocol, ServerAddress, SharedImages, client_for
 from loadgen.workload.judging import KindSpec, Label, path_of, rightness, truths
 from loadgen.workload.record import Origin, RequestOutcome, Run, TargetClass
+from tests.clocks import ManualClock
 from tests.edge.bench import SURE, bench
 from tests.images import encoded
 

@@ -19,12 +19,13 @@ from fpga.compiler.folding import Folding, StageFolding, format_folding, interva
 from fpga.node_backend import NodeBackendKind, open_node_backend
 from fpga.reports.build_report import DesignInfo, read_design
 from fpga.settings import FpgaSettings
-from hawkvision.core.clock import ManualClock, MonotonicClock
+from hawkvision.core.clock import MonotonicClock
 from hawkvision.core.errors import CompileError, ConfigError
 from hawkvision.core.metrics import EdgeMetrics
 from hawkvision.core.types import LOGITS
 from hawkvision.inference.backends.interface import Backend
 from hawkvision.integer import reference
+from tests.clocks import ManualClock
 from tests.fpga.small_model import FOLDING, GRAPH, emulated, expected, images
 from tests.hawkvision.inference.backend_conformance import BackendConformance
 from tests.hawkvision.integer.graphs import random_graph

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fpga.backends.offload import GROW_AFTER, PLACES, OffloadBackend
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import BackendError
 from hawkvision.core.types import LOGITS, Pixels, Tensors
 from hawkvision.inference.backends.interface import Backend, Outputs, check_batch, check_open
 from hawkvision.integer import reference
 from hawkvision.integer.ir import IntegerGraph
+from tests.clocks import ManualClock
 from tests.hawkvision.inference.backend_conformance import BackendConformance, assert_same, random_images
 from tests.hawkvision.integer.graphs import random_graph
 

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hawkvision.core import logs
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.logs import FloodGuard, JsonFormatter, TextFormatter, Transitions, bind_request, current_request
 from hawkvision.core.trace_context import TraceContext
 from hawkvision.system.log_relay import relaying
+from tests.clocks import ManualClock
 from tests.waiting import until
 
 TRACE = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from hawkvision.core.clock import ManualClock
 from hawkvision.guarantee.bets import MOST_SHARE, Claim, Claims, Log
 from hawkvision.guarantee.monitor import Dates, Monitor, Stream, StreamState, Watched
+from tests.clocks import ManualClock
 
 SHARE = 0.02
 """Of the images that are audited without suspicion."""

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hawkvision.core.clock import ManualClock
 from hawkvision.core.errors import ConfigError, Forbidden, Overloaded, Unauthorized
 from hawkvision.core.server_access import MIN_KEY_CHARACTERS, clean_key, own_key
 from hawkvision.servers.keyfile import Scope, add_key, entry_of, read_keys, remove_key
 from hawkvision.servers.keys import EITHER, INFER, OBSERVE, OPERATE, Keys, needed_scopes, prove
+from tests.clocks import ManualClock
 
 KEY = "0123456789abcdef"
 EXPORTER = bytes(range(32))

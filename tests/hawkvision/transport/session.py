@@ -46,7 +46,7 @@ class Peer:
 
 def server(budget: Budget | None = None) -> Receiver:
     """The receiving end, with template 0 registered, and a client whose address has proven that it receives."""
-    receiver = Receiver(Channel[Any](SESSION, SERVER, CLIENT, BEGIN), budget or Budget(PLENTY))
+    receiver = Receiver(Channel[Any](SESSION, SERVER, CLIENT), budget or Budget(PLENTY))
     receiver.channel.path(0, BEGIN, proven=True)
     receiver.register_template(0, b"quality=fast")
     return receiver
@@ -54,7 +54,7 @@ def server(budget: Budget | None = None) -> Receiver:
 
 def client(paths: int = 1) -> Sender:
     """The sending end."""
-    sender = Sender(Channel[Any](SESSION, CLIENT, SERVER, BEGIN))
+    sender = Sender(Channel[Any](SESSION, CLIENT, SERVER))
     for number in range(paths):
         sender.channel.path(number, BEGIN, proven=True)
     return sender

@@ -6,9 +6,10 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from hawkvision.core.clock import Deadline, ManualClock
+from hawkvision.core.clock import Deadline
 from hawkvision.core.errors import DeadlineMissed
 from hawkvision.datacenter.execution.batching import Batcher
+from tests.clocks import ManualClock
 
 
 def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], None]:

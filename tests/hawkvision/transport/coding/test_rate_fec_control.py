@@ -16,7 +16,7 @@ from hawkvision.transport.coding.rate_fec_control import (
     QUALITIES,
     SIZES,
     choose,
-    loss_distribution,
+    loss_distributions,
 )
 from hawkvision.transport.congestion.loss_meter import LossEstimate
 
@@ -26,7 +26,7 @@ def incomplete_probability(loss: float, burst: float, spare_ratio: float | None)
     plan = choose(LossEstimate(loss, burst, known=True), spare_ratio)
     k = round(PLAIN_FRAGMENTS * SIZES[QUALITIES.index(plan.quality)])
     n = k + math.ceil(k * plan.parity - 1e-9)
-    return float(loss_distribution(n, loss, burst)[n - k + 1 :].sum())
+    return float(loss_distributions(n, loss, burst)[n][n - k + 1 :].sum())
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
@@ -40,7 +40,7 @@ def test_independent_losses_leave_fewer_than_one_image_in_a_hundred_incomplete(
 @pytest.mark.parametrize(("k", "n"), [(1, 1), (18, 21), (40, 40), (200, 255)])
 def test_the_share_of_incomplete_images_follows_from_the_loss(k: int, n: int) -> None:
     found = rate_fec_control.incomplete_probability(k, n, LossEstimate(0.1, 2.0, known=True))
-    assert found == pytest.approx(loss_distribution(n, 0.1, 2.0)[n - k + 1 :].sum())
+    assert found == pytest.approx(loss_distributions(n, 0.1, 2.0)[n][n - k + 1 :].sum())
     no_better = [
         rate_fec_control.incomplete_probability(k, n, LossEstimate(loss, 1.0, known=True)) for loss in (0.0, 0.01)
     ]
@@ -94,12 +94,12 @@ def test_every_state_has_a_plan(loss: float, burst: float, known: bool, spare: f
 @given(st.integers(1, 40), st.floats(0.01, 0.9))
 def test_short_runs_are_independent_losses(n: int, loss: float) -> None:
     binomial = [math.comb(n, m) * loss**m * (1 - loss) ** (n - m) for m in range(n + 1)]
-    assert np.allclose(loss_distribution(n, loss, 1.0), binomial, atol=1e-9)
+    assert np.allclose(loss_distributions(n, loss, 1.0)[n], binomial, atol=1e-9)
 
 
 @given(st.integers(1, 40), st.floats(0.01, 0.9), st.floats(1, 50))
 def test_bursts_do_not_change_how_much_is_lost_on_average(n: int, loss: float, burst: float) -> None:
-    found = loss_distribution(n, loss, burst)
+    found = loss_distributions(n, loss, burst)[n]
     assert found.sum() == pytest.approx(1.0)
     assert (found * np.arange(n + 1)).sum() == pytest.approx(n * loss)
 
@@ -112,4 +112,4 @@ def test_bursts_follow_gilbert_s_chain() -> None:
         counts += state
         draws = rng.random(20_000)
         state = np.where(state, draws >= recover, draws < fail)
-    assert np.abs(np.bincount(counts, minlength=n + 1) / 20_000 - loss_distribution(n, loss, burst)).max() < 0.01
+    assert np.abs(np.bincount(counts, minlength=n + 1) / 20_000 - loss_distributions(n, loss, burst)[n]).max() < 0.01

@@ -38,14 +38,14 @@ PING = encode(Ping())
 
 
 def channel(*paths: int) -> Channel[str]:
-    made = Channel[str](SESSION, CLIENT, SERVER, BEGIN)
+    made = Channel[str](SESSION, CLIENT, SERVER)
     for number in paths:
         made.path(number, BEGIN, proven=True)
     return made
 
 
 def unproven() -> tuple[Channel[Any], Peer]:
-    return Channel[Any](SESSION, SERVER, CLIENT, BEGIN), Peer()
+    return Channel[Any](SESSION, SERVER, CLIENT), Peer()
 
 
 def report_of(arrived: range | list[int], first: int = 0, path: int = 0) -> Report:
