@@ -128,31 +128,22 @@ def load_config(
     given = {k: v for k, v in (overrides or {}).items() if v is not None}
     values = _merged(kind, values, given, "command line")
     config = _convert(kind, values, "command line")
-    if isinstance(config, EdgeConfig) and config.datacenter_url is not None:
-        check_server_url(f"{section}.datacenter_url", config.datacenter_url)
-    if isinstance(config, EdgeConfig) and config.datacenter_transport != "tcp" and config.datacenter_url is None:
-        raise ConfigError(
-            f"{section}.datacenter_transport = {config.datacenter_transport!r}: missing {section}.datacenter_url to "
-            "send to"
-        )
     if isinstance(config, EdgeConfig):
         check_tasks(config, _convert_edge)
         _check_provided("edge.policy", config.policy, (HAWKVISION,), policy_names, POLICY_ENTRY_POINTS)
+        _check_datacenter(config)
     else:
         _check_application(config)
         _check_provided("dc.backend", config.backend, BACKENDS, backend_names, BACKEND_ENTRY_POINTS)
+        _check_scaling(config)
+        if config.address is not None and config.tls_certificate is not None:
+            raise ConfigError(
+                "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray "
+                "Serve listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
+            )
     for group in settings_groups(section):
         group.check(config, config.feature(group.kind))
     check_access(config, section, prefix, loopback=is_loopback(config.host))
-    if isinstance(config, DatacenterConfig):
-        _check_scaling(config)
-    if isinstance(config, EdgeConfig):
-        _check_datacenter_tls(config)
-    elif config.address is not None and config.tls_certificate is not None:
-        raise ConfigError(
-            "dc.tls_certificate belongs to a tier on one machine: in a cluster (dc.address) the proxies of Ray Serve "
-            "listen, and what is in front of them ends TLS; set dc.allow_plain_http = true"
-        )
     remember(
         models_dir=config.models_dir,
         cache_dir=config.cache_dir,
@@ -240,12 +231,18 @@ def _with_clean_keys(config: ConfigT, section: str) -> ConfigT:
     return msgspec.structs.replace(config, **cleaned)
 
 
-def _check_datacenter_tls(config: EdgeConfig) -> None:
-    """Refuse TLS settings without effect.
+def _check_datacenter(config: EdgeConfig) -> None:
+    """Refuse a datacenter that the settings do not say how to reach, and settings for it without effect.
 
     Raises:
-        ConfigError: naming both settings.
+        ConfigError: naming the settings.
     """
+    if config.datacenter_url is not None:
+        check_server_url("edge.datacenter_url", config.datacenter_url)
+    elif config.datacenter_transport != "tcp":
+        raise ConfigError(
+            f"edge.datacenter_transport = {config.datacenter_transport!r}: missing edge.datacenter_url to send to"
+        )
     check_both_or_neither(
         "edge", "datacenter_certificate", config.datacenter_certificate, "datacenter_key", config.datacenter_key
     )
