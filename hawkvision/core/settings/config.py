@@ -177,7 +177,7 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "PEM file of the private key of `datacenter_certificate`, unencrypted.")] = None
     datacenter_transport: Annotated[Literal["tcp", "datagram", "auto"], TIER(
         "Transport to the datacenter: HTTP (`tcp`), datagrams (`datagram`), or datagrams while the link loses packets "
-        "(`auto`). Datagrams need `dc.datagram_port` there.")] = "tcp"
+        "or HTTP is too slow for deadlines (`auto`). Datagrams need `dc.datagram_port` there.")] = "tcp"
     min_on_time_probability: Annotated[float, TIER(
         "A request with a deadline waits for the datacenter while a reply in time is at least this likely; 0 waits "
         "until the deadline. Its image leaves before the edge stage ends where that makes an answer in time more "
