@@ -84,7 +84,7 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
     for label in range(3):
         (tmp_path / "data" / str(label)).mkdir(parents=True)
         (tmp_path / "data" / str(label) / "a.jpg").write_bytes(encoded(height=300, width=300, seed=label))
-    names = ["hawkvision", "all-edge", "threshold"]
+    names = ["hawkvision", "all-edge"]
     words = (
         f"--data {tmp_path}/data --out {tmp_path}/out --backend noop --links wifi-busy --targets quality:best "
         f"--policies {','.join(names)} --rate 20 --duration-s 1 --warm-up-s 0.2 --deadline-ms 1000"
@@ -105,7 +105,7 @@ def test_policies_are_compared_over_a_link_until_interrupted(tmp_path: Path) -> 
     rows = {row.name: row for row in msgspec.json.decode(report, type=Report).rows}
     assert sorted(rows) == sorted(names)
     assert [name for name in names if rows[name].ours_less is not None] == names[1:]
-    ours, alone, _ = (load(tmp_path / "out" / "rounds" / f"wifi-busy-{name}-round1.json.gz") for name in names)
+    ours, alone = (load(tmp_path / "out" / "rounds" / f"wifi-busy-{name}-round1.json.gz") for name in names)
     assert [(each.due_s, each.image) for each in ours.outcomes] == [(each.due_s, each.image) for each in alone.outcomes]
     assert {each.tier for each in alone.outcomes if each.answered} == {"edge"}
     assert {each.tier for each in ours.outcomes if each.answered} >= {"datacenter"}

@@ -107,12 +107,12 @@ def test_a_late_datacenter_is_cut_off_before_the_deadline(large: Peer) -> None:
 
     async def scenario() -> tuple[Answer, int]:
         async with bench(large, UNSURE) as it:
-            answer = await it.ask(target=Quality.BEST, deadline_ms=3_000.0)
+            answer = await it.ask(target=Quality.BEST, deadline_ms=1_500.0)
             return answer, sum(each != FIRST_OVERRUN_MS for each in it.node.context.cutoffs._overruns_ms)
 
     answer, learned = run(scenario)
     assert (answer.tier, answer.degraded_reason, answer.reason) == (Tier.EDGE, DegradedReason.NO_REPLY, Reason.TARGET)
-    assert answer.timing_ms.total > 2_500, "it waited for the datacenter as long as it could"
+    assert answer.timing_ms.total > 1_000, "it waited for the datacenter as long as it could"
     assert answer.timing_ms.total < 10_000, "and not for the 30 s that the datacenter would have taken"
     assert learned == 1, "the margin before deadlines follows how late this wait ended"
 
@@ -248,7 +248,7 @@ def test_who_could_have_both_accuracy_and_deadline_gets_both_however_little_is_l
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE) as it:
             await known(it.node)
-            return [await it.ask(target=Quality.BEST, deadline_ms=1_600.0) for _ in range(6)]
+            return [await it.ask(target=Quality.BEST, deadline_ms=1_600.0) for _ in range(3)]
 
     answers = run(scenario)
     assert {(answer.tier, answer.degraded, answer.deadline_met) for answer in answers} == {

@@ -30,7 +30,7 @@ from tests.edge.peer import ANSWER_CLASS, Peer
 from tests.waiting import until
 
 PART_CLASS = 4
-DEADLINE_MS = 2_000.0
+DEADLINE_MS = 1_000.0
 LONG_DEADLINE_MS = 20_000.0
 
 

@@ -28,7 +28,7 @@ PER_ADDRESS = 8
 LIMITS = Limits(connections=64, per_address=PER_ADDRESS, head_s=0.5, drain_s=0.5, leave_s=0.5, unread_s=0.5)
 BODIES = Bodies(3_000_000, UploadPace(step_s=0.5, step_bytes=1000))
 
-SIZES = {"/medium": 8 << 20, "/large": 64 << 20}
+SIZES = {"/medium": 8 << 20, "/large": 16 << 20}
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

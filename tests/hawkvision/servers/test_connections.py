@@ -64,11 +64,13 @@ def resets(connection: socket.socket) -> bool:
 # ------------------------------------------------------------------------------------------------- time
 
 
-@pytest.mark.parametrize("sends", [b"G", b"GET /hea", GET[:-2], GET + b"GET /hea"])
-def test_an_unfinished_head_is_told_that_time_is_up(impatient: ServerProcess, sends: bytes) -> None:
-    found = ask(impatient, sends)
-    assert len(found) == 1 + sends.startswith(GET)
-    assert refusal(found[-1:]) == (408, "request_timeout")
+def test_unfinished_heads_are_told_that_time_is_up(impatient: ServerProcess) -> None:
+    with ExitStack() as stack:
+        begun = (b"G", b"GET /hea", GET[:-2], GET + b"GET /hea")
+        for sends, connection in [(sends, stack.enter_context(connect(impatient, sends))) for sends in begun]:
+            found = replies(until_closed(connection))
+            assert len(found) == 1 + sends.startswith(GET)
+            assert refusal(found[-1:]) == (408, "request_timeout")
 
 
 @pytest.mark.parametrize(("begins", "drips"), [(b"GET / HTTP/1.1\r\n", b"X-A: b\r\n"), (b"", b"\r\n")])
@@ -126,11 +128,11 @@ def test_a_refused_caller_that_does_not_hang_up_is_cut_off(impatient: ServerProc
         assert resets(connection)
 
 
-@pytest.mark.parametrize("behind", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /"])
-@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_a_caller_that_never_reads_is_cut_off(impatient: ServerProcess, version: bytes, behind: bytes) -> None:
-    sends = b"GET /large HTTP/" + version + b"\r\n\r\n" + behind
-    with connect(impatient, sends):
+def test_callers_that_never_read_are_cut_off(impatient: ServerProcess) -> None:
+    with ExitStack() as stack:
+        for version in (b"1.0", b"1.1"):
+            for behind in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /"):
+                stack.enter_context(connect(impatient, b"GET /large HTTP/" + version + b"\r\n\r\n" + behind))
         wait_until(lambda: open_connections(impatient) == 1)
 
 

@@ -51,10 +51,10 @@ CLASSIFY: Final = "/v1/classify"
 ECHO: Final = "Starlette echo"
 NODE: Final = "edge node, no-op"
 INTERPOLATION: Final = {"bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC, "area": cv2.INTER_AREA}
-QUICK: Final = (3, 150, 1.0)
+QUICK: Final = (2, 100, 0.5)
 FULL: Final = (8, 500, 3.0)
-"""Rounds; requests per round and server for overhead; seconds per round and contender for throughput. Quick: about 25 s
-in all; else about 90 s, on two shared cores."""
+"""Rounds; requests per round and server for overhead; seconds per round and contender for throughput. Quick: some
+seconds in all; else about 90 s, on two shared cores."""
 WARM_UP: Final = 50
 TIMEOUT_S: Final = 10.0
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)

@@ -199,14 +199,14 @@ def test_two_tasks_below_a_path_beside_another_application(cluster: Cluster) -> 
     for task in ("imagenet", "cifar10"):
         listed = msgspec.json.decode(ask(service, path=f"/vision/v1/stages?task={task}").body, type=StageList)
         assert listed.task == task
-        words = ("--backend", "noop", "--port", "0", "--task", task, "--datacenter-url", f"{service}/vision")
-        with (
-            running("edge", *words, env={"HAWKVISION_EDGE_DATACENTER_API_KEY": KEY}) as node,
-            Client(node.url) as client,
-        ):
-            ends = time.monotonic() + 60.0
-            while client.classify(image(), quality="best").tier is not Tier.DATACENTER:
-                assert time.monotonic() < ends, node.output()
+    words = ("--backend", "noop", "--port", "0", "--task", "cifar10", "--datacenter-url", f"{service}/vision")
+    with (
+        running("edge", *words, env={"HAWKVISION_EDGE_DATACENTER_API_KEY": KEY}) as node,
+        Client(node.url) as client,
+    ):
+        ends = time.monotonic() + 60.0
+        while client.classify(image(), quality="best").tier is not Tier.DATACENTER:
+            assert time.monotonic() < ends, node.output()
 
 
 @pytest.mark.slow
