@@ -22,6 +22,8 @@ from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
 from hawkvision.system.child_server import ServerProcess, ended, running
 from tests.system import pages
 
+REAL_TASKS: Final = ("imagenet", "cifar10")
+"""What the datacenter of `both` serves."""
 READY: Final = "ready; Ctrl-C stops both"
 COMMAND: Final = (sys.executable, "-m", "hawkvision.cli", "up", "--port", "0", "--dc-port", "0")
 
@@ -74,6 +76,26 @@ def up(
             process.stdout.close()
 
 
+def descendants(pid: int) -> set[int]:
+    """All living processes below one."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, children.read_text().split()):
+                found |= {child} | descendants(child)
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that still run."""
+    running = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                running.add(pid)
+    return running
+
+
 @pytest.fixture(scope="session")
 def cascade() -> None:
     """The built ImageNet cascade, or a skip that says how to get it."""
@@ -88,7 +110,8 @@ def cascade() -> None:
 def both(cascade: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """Both tiers with the real cascade, by `hawkvision up`. A test of test_up.py ends them."""
     folder = tmp_path_factory.mktemp("up")
-    with up(folder / "log", environment=pages.shell_environment(folder)) as found:
+    settings = {"HAWKVISION_DC_TASKS": ",".join(REAL_TASKS)}
+    with up(folder / "log", environment=pages.shell_environment(folder) | settings) as found:
         found.ready()
         yield found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -13,30 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import COMMAND, Up, up
+from tests.system.conftest import COMMAND, Up, alive, descendants
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def descendants(pid: int) -> set[int]:
-    """All living processes below one."""
-    found: set[int] = set()
-    with contextlib.suppress(OSError):
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in map(int, children.read_text().split()):
-                found |= {child} | descendants(child)
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those that still run."""
-    running = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                running.add(pid)
-    return running
 
 
 @pytest.mark.ends_it
@@ -61,21 +40,6 @@ def test_what_it_shows_works_as_pasted_and_ctrl_c_leaves_nothing_behind(both: Up
     said = both.log.read_text()
     assert re.search(r"^edge +\| ", said, re.MULTILINE)
     assert re.search(r"^datacenter +\| ", said, re.MULTILINE)
-
-
-def test_when_a_tier_dies_the_other_is_stopped_and_the_error_names_it(tmp_path: Path) -> None:
-    settings = tmp_path / "hawkvision.toml"
-    settings.write_text('[edge]\nbackend = "noop"\n[dc]\nbackend = "noop"\n')
-    with up(tmp_path / "log", "--config", str(settings)) as it:
-        it.ready()
-        below = descendants(it.process.pid)
-        children = Path(f"/proc/{it.process.pid}/task/{it.process.pid}/children").read_text().split()
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in children}
-        (killed,) = (pid for pid, command in commands.items() if "-m\0hawkvision.datacenter\0" in command)
-        subprocess.run(["kill", "-KILL", killed], check=True)
-        assert it.process.wait(60) == 1
-    wait_until(lambda: not alive(below))
-    assert re.search(r"error: the datacenter tier ended by itself with status -9", (tmp_path / "log").read_text())
 
 
 @pytest.mark.parametrize("option", ["--port", "--dc-port"])

@@ -1,11 +1,8 @@
-"""The zoo's real cascades in the tier, against NumPy and direct ONNX Runtime runs; skipped where they are not built."""
+"""The zoo's real cascades in the tier, against NumPy and direct ONNX Runtime runs."""
 
 from __future__ import annotations
 
 import http.client
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -23,57 +20,33 @@ from hawkvision.imaging.preprocessing import load_input
 from hawkvision.models.manifest import Variant, artifact_path, cache_dir
 from hawkvision.system.onnx_runtime import ort
 from hawkvision.tasks.class_scores import Floats, decided
-from tests.hawkvision.datacenter.conftest import ROOT, Running, ready_url, stop
 from tests.hawkvision.tasks.classes import read_reply, top_k
 from tests.images import encoded
+from tests.system.conftest import REAL_TASKS, Up
 
 pytestmark = pytest.mark.slow
-TASKS = ("imagenet", "cifar10")
 IMAGES = [encoded(height=200, width=240, seed=seed) for seed in range(12)]
 
 
 @dataclass(frozen=True)
 class Tier:
-    """The running tier, and the whole cascade of one of its tasks."""
+    """The address of the running tier, and the whole cascade of one of its tasks."""
 
-    running: Running
+    url: str
     catalog: Catalog
 
     def infer(self, body: bytes, request: EscalationRequest) -> EscalationReply:
-        connection = http.client.HTTPConnection(urlsplit(self.running.url).netloc, timeout=60)
+        connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=60)
         connection.request("POST", INFER_PATH, body, request.headers())
         answer = read_reply(connection.getresponse().read())
         connection.close()
         return answer
 
 
-def catalog_of(task: str) -> Catalog:
-    return loaded(load_catalogs(DatacenterConfig(tasks=(task,))))[task]
-
-
-def missing(task: str) -> str:
-    """The models of a task that are not built, or an empty string."""
-    names = [v.name for v in catalog_of(task).variants if not artifact_path(cache_dir(), task, v.name).is_file()]
-    return ", ".join(names)
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    """One of all the tasks that are built."""
-    tasks = ",".join(task for task in TASKS if not missing(task))
-    command = [sys.executable, "-m", "hawkvision.datacenter", "--port", "0", "--tasks", tasks]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True)
-    running = Running(process, ready_url(process), "")
-    yield running
-    stop(running)
-
-
-@pytest.fixture(params=TASKS)
-def tier(request: pytest.FixtureRequest) -> Tier:
-    if lacks := missing(request.param):
-        pytest.skip(f"{request.param}: not built on this machine: {lacks}; run `hawkvision models build`")
-    running: Running = request.getfixturevalue("running")
-    return Tier(running, catalog_of(request.param))
+@pytest.fixture(params=REAL_TASKS)
+def tier(request: pytest.FixtureRequest, both: Up) -> Tier:
+    task: str = request.param
+    return Tier(both.address("datacenter"), loaded(load_catalogs(DatacenterConfig(tasks=(task,))))[task])
 
 
 def views(variant: Variant, catalog: Catalog, body: bytes) -> list[Floats]:
