@@ -23,7 +23,7 @@ DRAIN_QUICKLY = {"RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1", "RAY_SERVE_DIRECT
 
 @pytest.mark.slow
 @pytest.mark.skipif(available() is not None, reason=f"no TUN link here: {available()}")
-def test_a_node_dies_and_two_are_drained_and_no_request_after_that_fails() -> None:
+def test_a_node_dies_and_is_drained_and_no_request_after_that_fails() -> None:
     with cluster_tier(0.0, DRAIN_QUICKLY) as tier:
         tier.nodes.add(HEAD, 0)
         for node in WORKERS:
@@ -35,16 +35,17 @@ def test_a_node_dies_and_two_are_drained_and_no_request_after_that_fails() -> No
         tier.nodes.kill(VICTIM)
         loads = [asyncio.run(closed_loop(url, tier.key, callers=2, duration_s=3.0))]
         page = scraped(url, tier.key)
-        for number in range(2):  # with one, and then two dead nodes in Ray's list
-            tier.nodes.restart(VICTIM)
-            until_whole(tier)
-            drain = ["dc", "drain", "--address", tier.nodes.address, "--node", tier.nodes.net.address(VICTIM)]
-            drained = tier.nodes.run(HEAD, sys.executable, "-m", "hawkvision.cli", *drain)
-            assert drained.returncode == 0, drained.stderr
-            assert not any(tier.replicas(VICTIM, deployment) for deployment in (STAGE, INGRESS))
-            tier.nodes.kill(VICTIM)
-            loads.append(asyncio.run(closed_loop(url, tier.key, callers=2, duration_s=1.0)))
-            assert number < 1 or f'live_replicas{{group="{STAGE}"}} 1.0' in scraped(url, tier.key)
+        tier.nodes.restart(VICTIM)
+        tier.nodes.kill(VICTIM)
+        tier.nodes.restart(VICTIM)  # with two dead nodes of its address in Ray's list
+        until_whole(tier)
+        drain = ["dc", "drain", "--address", tier.nodes.address, "--node", tier.nodes.net.address(VICTIM)]
+        drained = tier.nodes.run(HEAD, sys.executable, "-m", "hawkvision.cli", *drain)
+        assert drained.returncode == 0, drained.stderr
+        assert not any(tier.replicas(VICTIM, deployment) for deployment in (STAGE, INGRESS))
+        tier.nodes.kill(VICTIM)
+        loads.append(asyncio.run(closed_loop(url, tier.key, callers=2, duration_s=1.0)))
+        assert f'live_replicas{{group="{STAGE}"}} 1.0' in scraped(url, tier.key)
     assert [each.error for load in loads for each in load.failed] == []
     assert all(load.outcomes for load in loads)
     assert f'min_replicas{{group="{STAGE}"}} 2.0' in page
