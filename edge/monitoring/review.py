@@ -164,8 +164,9 @@ class AuditReview:
                 if sample.rows:
                     await asyncio.to_thread(self._log.open, number)
             targets, needs = await self._certifiable(number, sample) if len(sample.rows) else ((), {})
+        helps = [(stated_drop(drop), need.helps.tolist()) for drop, need in needs.items()]  # of fewer rows, perhaps
         helped = {
-            row: tuple(stated_drop(drop) for drop, need in needs.items() if need.helps[place : place + 1].any())
+            row: tuple(drop for drop, known in helps if place < len(known) and known[place])
             for place, row in enumerate(sample.rows)
         }
         page, waiting, following = self._worklist.page(asked, self._to_label(sample, helped))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,7 @@ from tests.edge.monitoring.desk import (
 from tests.hawkvision.cascade.synthetic import KIND
 
 
-@pytest.mark.parametrize("say", [truly, by_clicks])
-def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(
-    tmp_path: Path, say: Callable[[int, Any], Any]
-) -> None:
+def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         desk.audit(BLOCK)
         before = await desk.page()
@@ -51,7 +47,7 @@ def test_labels_of_disagreements_certify_more_and_are_put_into_the_nodes_file(
         assert (before.audits, before.block, before.doubt, before.next) == (BLOCK, 0, None, 100)
         unlabelled = await desk.reviewer.certify(None, labels_checked=False)
         assert (unlabelled.basis, unlabelled.labels) == ("agreement", 0)
-        labelled = await desk.label_all(say)
+        labelled = await desk.label_all(by_clicks)
         after = await desk.page()
         assert labelled == after.labelled >= before.disagreements
         made = await desk.reviewer.certify(None, labels_checked=False)
