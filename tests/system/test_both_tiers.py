@@ -27,6 +27,7 @@ from hawkvision.core.errors import BadImage, TargetUnreachable
 from hawkvision.core.types import AccuracyStatus, Reason, Tier
 from hawkvision.models.manifest import load_labels, load_manifest, models_dir
 from hawkvision.system.child_server import running
+from tests.hawkvision.command import invoke
 from tests.images import encoded
 from tests.processors import confined_to_one
 from tests.system.conftest import Up
@@ -144,13 +145,14 @@ def test_a_folder_is_reviewed_by_what_a_node_answers(client: Client, both: Up, s
 
 
 def test_a_node_of_another_cascade_and_an_image_that_it_refuses_are_named(
-    client: Client, both: Up, site: Path, tmp_path: Path
+    client: Client, both: Up, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hawkvision.cli.certification.BUSY_S", 0.5)
     words = ("--data", str(site), "--unlabelled", "--out", str(tmp_path / "site.json"))
     other = certify(*words, "--from", both.address("edge node"), "--edge", "squeezenet1_1_int8")
     assert (other.returncode, "edge: the node has edge_ensemble" in other.stderr) == (1, True), other.stderr
-    gone = certify(*words, "--from", "http://127.0.0.1:9")
-    assert (gone.returncode, "127.0.0.1:9" in gone.stderr) == (1, True), gone.stderr
+    gone = invoke("certify", *words, "--from", "http://127.0.0.1:9")
+    assert (gone.exit_code, "127.0.0.1:9" in gone.stderr) == (1, True), gone.stderr
     broken = tmp_path / "broken"
     shutil.copytree(site, broken)
     (broken / "0.jpg").write_bytes(b"no image")

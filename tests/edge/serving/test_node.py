@@ -135,7 +135,7 @@ def test_nobody_waits_for_a_caller_that_hung_up(large: Peer) -> None:
 
 
 def test_escalations_under_way_are_bounded_and_the_rest_degrade(large: Peer) -> None:
-    large.delay_s = 1.0
+    large.delay_s = 0.5
 
     async def scenario() -> list[Answer]:
         async with bench(large, UNSURE, connections=1) as it:
