@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any
 
 from edge.escalation.reply_validation import Escalated
 from edge.escalation.transport import Escalation, EscalationTransport
@@ -16,10 +16,6 @@ from hawkvision.core.types import Reason
 from hawkvision.network.circuit_breaker import CircuitBreaker
 
 log = logging.getLogger("hawkvision.edge")
-
-RETURN_MARGIN_S: Final = 0.01
-"""A caller with an interim answer stops waiting this long before its timeout, because timers fire late on a busy
-machine."""
 
 
 class WaitAbandoned(EscalationFailed):
@@ -49,7 +45,7 @@ class Waits:
         try:
             await asyncio.wait({task, first}, timeout=worth_ms * 1e-3, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and escalation.first_ms is not None:
-                left_ms = max(0.0, (escalation.timeout_s - RETURN_MARGIN_S) * 1e3 - escalation.first_ms)
+                left_ms = max(0.0, escalation.timeout_s * 1e3 - escalation.first_ms)
                 rest_ms = carrier.rest.worth_ms(left_ms, self._clock.now())
                 await asyncio.wait({task}, timeout=rest_ms * 1e-3)
         except asyncio.CancelledError:

@@ -13,8 +13,8 @@ LATER: Final = 2
 """The margin allows for the second longest overrun of these, so that one very late timer changes nothing."""
 FIRST_OVERRUN_MS: Final = 4.0
 """Assumed of each wait, until there have been `KEPT`."""
-WRITING_MS: Final = 1.0
-"""Composing and writing the answer takes so long."""
+OUTSIDE_MS: Final = 2.0
+"""What no wait shows: the request's way to the node, composing and writing the answer, its way to the caller."""
 MOST: Final = 0.25
 """The largest margin, as a share of the deadline: a node whose timers were late still asks the datacenter."""
 
@@ -24,7 +24,7 @@ class Cutoffs:
 
     def __init__(self) -> None:
         self._overruns_ms = deque([FIRST_OVERRUN_MS] * KEPT, maxlen=KEPT)
-        self.margin_ms = FIRST_OVERRUN_MS + WRITING_MS
+        self.margin_ms = FIRST_OVERRUN_MS + OUTSIDE_MS
         """Before a deadline that is far enough away."""
 
     def before(self, deadline_ms: float, started: float) -> Deadline:
@@ -35,4 +35,4 @@ class Cutoffs:
         """Learn from a wait that ended at a clock time; one that ended before its cutoff says nothing."""
         if cutoff.passed(ended):
             self._overruns_ms.append(-cutoff.remaining_ms(ended))
-            self.margin_ms = sorted(self._overruns_ms)[-LATER] + WRITING_MS
+            self.margin_ms = sorted(self._overruns_ms)[-LATER] + OUTSIDE_MS

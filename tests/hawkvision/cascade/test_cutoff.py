@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hawkvision.cascade.cutoff import FIRST_OVERRUN_MS, KEPT, MOST, WRITING_MS, Cutoffs
+from hawkvision.cascade.cutoff import FIRST_OVERRUN_MS, KEPT, MOST, OUTSIDE_MS, Cutoffs
 from hawkvision.core.clock import Deadline
 
 NOW = 1_000.0
@@ -21,11 +21,11 @@ def wait(cutoffs: Cutoffs, overrun_ms: float) -> bool:
     cutoff = cutoffs.before(100.0, NOW)
     ended = cutoff.at + overrun_ms * 1e-3
     cutoffs.waited(cutoff, ended)
-    return ended + WRITING_MS * 1e-3 > NOW + 0.1
+    return ended + OUTSIDE_MS * 1e-3 > NOW + 0.1
 
 
 def test_before_the_first_wait_the_margin_is_a_guess() -> None:
-    assert margin_ms(Cutoffs(), 100.0) == pytest.approx(FIRST_OVERRUN_MS + WRITING_MS)
+    assert margin_ms(Cutoffs(), 100.0) == pytest.approx(FIRST_OVERRUN_MS + OUTSIDE_MS)
 
 
 @pytest.mark.parametrize("mean_ms", [0.2, 2.0, 5.0])
@@ -40,14 +40,14 @@ def test_one_wait_that_ends_very_late_changes_little() -> None:
     for _ in range(KEPT):
         wait(cutoffs, 1.0)
     wait(cutoffs, 60.0)
-    assert margin_ms(cutoffs, 100.0) == pytest.approx(1.0 + WRITING_MS)
+    assert margin_ms(cutoffs, 100.0) == pytest.approx(1.0 + OUTSIDE_MS)
 
 
 def test_a_wait_that_ends_before_its_cutoff_says_nothing() -> None:
     cutoffs = Cutoffs()
     for _ in range(KEPT):
         cutoffs.waited(Deadline(NOW), NOW - 0.03)
-    assert margin_ms(cutoffs, 100.0) == pytest.approx(FIRST_OVERRUN_MS + WRITING_MS)
+    assert margin_ms(cutoffs, 100.0) == pytest.approx(FIRST_OVERRUN_MS + OUTSIDE_MS)
 
 
 @pytest.mark.parametrize("deadline_ms", [2.0, 20.0, 100.0])
