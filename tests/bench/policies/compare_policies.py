@@ -8,7 +8,8 @@ misses. HawkVision sends datagrams from the edge on where it finds them better, 
 all others (`hawkvision-tcp`).
 
 Callers and links run at a higher priority than ordinary processes, where that is allowed: they stand for other
-machines, and must not add their own waits for a processor to latencies.
+machines, and must not add their own waits for a processor to latencies. Each tier has half of the cores, because they
+stand for different machines, too (`--shared-cores` ends that).
 
 Before each round, all models of the policy are loaded and both tiers are connected, over links of the usual rate and
 delay without loss. The link traces begin with the schedule. No round is repeated or left out because it was disturbed:
@@ -135,7 +136,7 @@ async def _test(plan: PolicyPlan, todo: list[Place], ends: float, failures: list
     if images.dataset.labels is None:
         raise ConfigError(f"--data {plan.data}: expected labelled images; accuracy is half of what is compared")
     tier = ("--tasks", plan.conditions.task, "--datagram-port", "0", *backend)
-    with Deployment(plan.out / "logs", tier) as deployment:
+    with Deployment(plan.out / "logs", tier, own_cores=not plan.conditions.shared_cores) as deployment:
         async with WorkerProcesses(1, deployment.client_prefix) as workers:
             await workers.load(images.dataset)
             bench = _Bench(plan, images, deployment, workers)

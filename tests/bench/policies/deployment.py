@@ -4,12 +4,14 @@
       client processes  ◄─ link ─►  edge node, one at a time  ◄─ link ─►  datacenter tier (Ray Serve)
 
 The datacenter tier is started once; edge nodes come and go. Nothing else runs here meanwhile: all three share this
-machine's cores, whichever policy is tested. Needs root, as `loadgen.network.tun_link` says.
+machine's cores, whichever policy is tested, or each tier has half of them. Needs root, as `loadgen.network.tun_link`
+says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import subprocess
@@ -36,15 +38,22 @@ class Deployment:
     Args:
         logs: a folder for what servers say; made if it is missing.
         dc_arguments: of `hawkvision dc up`, in addition.
+        own_cores: half of the cores for the edge, the others for the datacenter, as on machines of their own.
     """
 
-    def __init__(self, logs: Path, dc_arguments: Sequence[str] = ()) -> None:
+    def __init__(self, logs: Path, dc_arguments: Sequence[str] = (), *, own_cores: bool = False) -> None:
         self.near = TunLink(PERFECT, PERFECT)
         self.far = TunLink(PERFECT, PERFECT, behind=self.near)
         self.key = secrets.token_hex(16)
         """What callers and the edge must show: the servers listen beyond loopback."""
         self._logs = logs
         self._dc_arguments = tuple(dc_arguments)
+        self._on_cores: dict[str, list[str]] = {"edge": [], "datacenter": []}
+        """What makes a command of a tier run on its cores."""
+        cores = sorted(os.sched_getaffinity(0))
+        if own_cores and (half := len(cores) // 2):
+            for tier, own in (("edge", cores[:half]), ("datacenter", cores[half:])):
+                self._on_cores[tier] = ["taskset", "--cpu-list", ",".join(map(str, own))]
         self._stack = contextlib.ExitStack()
         self._dc_url = ""
         self.tier_pid = 0
@@ -61,7 +70,7 @@ class Deployment:
                 self._pokes.append((stack.enter_context(_socket(link, "client")), link.server_address))
                 self._pokes.append((stack.enter_context(_socket(link, "server")), link.client_address))
             arguments = ("--host", self.far.server_address, "--port", str(DC_PORT), *self._dc_arguments)
-            prefix = self.far.command("server", ())
+            prefix = self.far.command("server", self._on_cores["datacenter"])
             env = {"HAWKVISION_DC_API_KEY": self.key, "HAWKVISION_DC_ALLOW_PLAIN_HTTP": "true"}
             tier = stack.enter_context(
                 running("hawkvision.datacenter", *arguments, title="the datacenter tier", prefix=prefix, env=env)
@@ -93,7 +102,7 @@ class Deployment:
             "HAWKVISION_EDGE_DATACENTER_API_KEY": self.key,
             **with_baselines(),
         }
-        prefix = self.near.command("server", ())
+        prefix = self.near.command("server", self._on_cores["edge"])
         with tempfile.TemporaryDirectory() as state:  # what one node kept of its callers is not the next one's
             env["XDG_STATE_HOME"] = state
             with running(module, *given, *arguments, title="the edge node", prefix=prefix, env=env) as node:

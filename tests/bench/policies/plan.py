@@ -48,6 +48,7 @@ class Conditions(msgspec.Struct, frozen=True):
     warm_up_s: float
     seed: int
     backend: str
+    shared_cores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warm-up-s", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shared-cores", action="store_true", help="both tiers on all cores, not each on half of them")
     parser.add_argument(
         "--minutes", type=float, default=60.0, help="begin no round that would end later; default: %(default)s"
     )
@@ -117,7 +119,7 @@ def read_plan(given: argparse.Namespace) -> PolicyPlan:
         raise ConfigError(f"--policies: expected some of {', '.join(CONTENDERS)}, each once; got {given.policies!r}")
     conditions = Conditions(
         given.task, given.edge, given.rate, target_mix.parse(given.targets, given.deadline_ms), given.deadline_ms,
-        given.duration_s, given.warm_up_s, given.seed, given.backend,
+        given.duration_s, given.warm_up_s, given.seed, given.backend, given.shared_cores,
     )  # fmt: skip
     links = tuple(load_profile(name) for name in _words(given.links))
     (given.out / "rounds").mkdir(parents=True, exist_ok=True)
