@@ -7,7 +7,6 @@ with headers. Losses are counted over ten seconds, so a hundred probes distingui
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
@@ -94,10 +93,7 @@ class DatagramTransport:
         return self._datagram.fits_lossless(body, deadline_s, strict=strict)
 
     async def send(
-        self,
-        escalation: Escalation,
-        on_interim: Callable[[bytes], None] = ignore_interim,
-        begun_ms: float = math.inf,  # noqa: ARG002 - a frame that cancels costs next to nothing
+        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`.
 

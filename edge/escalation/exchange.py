@@ -72,8 +72,6 @@ class Exchanges:
         self._mean_ms: dict[tuple[Transport, str], float] = {}
         self._own_ms: deque[float] = deque(maxlen=OWN_AMONG)
         """What the datacenter took by itself for the last complete answers."""
-        self._begun_ms = 0.0
-        """Smoothed part of it before the inference."""
 
     def mean_ms(self, transport: Transport, stage: str) -> float | None:
         """Smoothed round trip of a stage's answers over a transport; None before the first."""
@@ -108,7 +106,7 @@ class Exchanges:
                 escalation.add_interim(escalated(payload))
 
         try:
-            status, payload = await carrier.send(escalation, on_interim, self._begun_ms)
+            status, payload = await carrier.send(escalation, on_interim)
             if status != 200:
                 raise self._refusal(carrier, escalation, status, payload, sent)
             answer = escalated(payload)
@@ -159,7 +157,6 @@ class Exchanges:
         key = Transport.TCP if carrier is self._selector.http else Transport.DATAGRAM, answer.reply.model
         before = self._mean_ms.get(key, answer.round_trip_ms)
         self._mean_ms[key] = before + MEAN_GAIN * (answer.round_trip_ms - before)
-        self._begun_ms += (MEAN_GAIN if self._own_ms else 1.0) * (answer.begun_ms - self._begun_ms)
         self._own_ms.append(answer.datacenter_ms)
 
     def _record_late(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import ssl
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote
 from weakref import WeakSet
@@ -20,7 +18,6 @@ from edge.escalation.reply_validation import ListingRefused, refused
 from edge.escalation.transport import Escalation, Ingress, KeyRefused, ReplyLate, TransportBroken, ignore_interim
 from hawkvision.core.errors import MALFORMED, EscalationFailed, Forbidden, NotFound, Unauthorized
 from hawkvision.core.escalation_api import (
-    CANCEL_PATH,
     INFER_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
@@ -151,20 +148,13 @@ class HttpTransport:
         return len(self._draining)
 
     async def send(
-        self,
-        escalation: Escalation,
-        on_interim: Callable[[bytes], None] = ignore_interim,
-        begun_ms: float = math.inf,
+        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
     ) -> tuple[int, bytes]:
         """See `EscalationTransport.send`; the image's bytes always travel unchanged.
 
-        When a reply misses its deadline, the exchange continues in the background (`_let_drain`): the datacenter drops
-        what is late by itself. Closing the connection would make the next image wait for a new one, be late because of
-        that, and close its connection too.
-
-        Cancellation sends `CANCEL_PATH` over another connection, so the datacenter drops the image. A closed connection
-        would tell it as well, and cost the next image the time of a new one. A message takes as long to get there as
-        the image took, so one that leaves `begun_ms` after it comes too late, and is not sent.
+        When a reply misses its deadline, or `send` is cancelled before it, the exchange continues in the background
+        (`_let_drain`): the datacenter drops what is late by itself. Closing the connection would make the next image
+        wait for a new one, be late because of that, and close its connection too.
         """
         if self._closed:
             raise TransportBroken(f"{self.url}: the connections are closed at this end")
@@ -172,23 +162,19 @@ class HttpTransport:
         headers = request.headers()
         headers[TRACE_HEADER] = escalation.trace.header()
         headers[REQUEST_ID_HEADER] = escalation.trace.request_id
-        begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        exchange = self._begin(self._exchange(body, headers, begun, on_interim))
+        begun = asyncio.Event()
+        exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._ended)
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
-        except asyncio.CancelledError:
-            if not exchange.done() and begun.done() and self._may_drain(body):
-                self._let_drain(exchange)
-                if (time.monotonic() - begun.result()) * 1e3 < begun_ms:
-                    self._let_drain(self._begin(self._cancel(headers)))
-            else:
-                exchange.cancel()
-            raise
+        finally:
+            if not exchange.done():
+                if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
+                    self._let_drain(exchange)
+                else:
+                    exchange.cancel()
         if not done:
-            if begun.done() and request.deadline_ms is not None and self._may_drain(body):
-                self._let_drain(exchange)
-            else:
-                exchange.cancel()
             raise ReplyLate(f"{self.url} had not answered after {timeout_s * 1e3:.0f} ms")
         if exchange.cancelled():
             raise TransportBroken(f"{self.url}: the connections were closed at this end")
@@ -199,32 +185,19 @@ class HttpTransport:
         except (aiohttp.ClientError, OSError) as error:
             raise TransportBroken(self._why_not(error)) from None
 
-    def _begin(self, exchange: Coroutine[Any, Any, tuple[int, bytes]]) -> asyncio.Task[tuple[int, bytes]]:
-        """Run an exchange, until `close` at most."""
-        task = asyncio.create_task(exchange)
-        self._exchanges.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
     async def _exchange(
-        self, body: bytes, headers: dict[str, str], begun: asyncio.Future[float], on_interim: Callable[[bytes], None]
+        self, body: bytes, headers: dict[str, str], begun: asyncio.Event, on_interim: Callable[[bytes], None]
     ) -> tuple[int, bytes]:
-        """Post one image; `begun` gets the monotonic clock's time when it has a connection or opens one."""
+        """Post one image; `begun` is set when it has a connection or opens one."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
         async with self._free:
-            begun.set_result(time.monotonic())
+            begun.set()
             url = f"{self.url}{INFER_PATH}"
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as response:
                 self._has_answered, self._tls_reason = True, None
                 if response.content_type == PROGRESSIVE_TYPE:
                     return response.status, await read_lines(response.content, on_interim)
                 return response.status, await _read(response)
-
-    async def _cancel(self, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Tell the datacenter that the reply to a request with these headers is not wanted any more."""
-        trace = {TRACE_HEADER: headers[TRACE_HEADER]}
-        async with self._session.post(f"{self.url}{CANCEL_PATH}", headers=trace, timeout=_LISTING_TIMEOUT) as response:
-            return response.status, await _read(response)
 
     def _why_not(self, error: Exception) -> str:
         """The error in words. A TLS error is also logged, once, because only an operator can correct it."""

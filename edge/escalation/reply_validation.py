@@ -50,11 +50,6 @@ class Escalated:
         """Milliseconds in the datacenter tier, as it states them; at most the round trip."""
         return min(self.reply.timing_ms.total, self.round_trip_ms)
 
-    @property
-    def begun_ms(self) -> float:
-        """Of these, the milliseconds before the inference: receiving, waiting and decoding."""
-        return max(0.0, self.datacenter_ms - self.reply.timing_ms.infer)
-
 
 def checked(payload: bytes, request: EscalationRequest, kind: TaskKind[Any], url: str) -> EscalationReply:
     """Decode and check the reply to a request.

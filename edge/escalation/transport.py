@@ -7,7 +7,6 @@ transport.
 from __future__ import annotations
 
 import asyncio
-import math
 import ssl
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -103,18 +102,15 @@ class EscalationTransport(Protocol):
     """Times from the first answer to a progressive request until the last."""
 
     async def send(
-        self,
-        escalation: Escalation,
-        on_interim: Callable[[bytes], None] = ignore_interim,
-        begun_ms: float = math.inf,
+        self, escalation: Escalation, on_interim: Callable[[bytes], None] = ignore_interim
     ) -> tuple[int, bytes]:
-        """Send an image; gives the reply's HTTP status and body. Cancelled, it tells the datacenter to drop the image.
+        """Send an image; gives the reply's HTTP status and body.
+
+        Cancelled, it lets the datacenter drop the image, unless to tell it so would cost the next image time.
 
         Args:
             escalation: what is sent, and how long its reply is awaited.
             on_interim: called with each interim body of a progressive request as soon as it arrives.
-            begun_ms: how long an image is usually at the datacenter before its inference begins. After that it need not
-                be told.
 
         Raises:
             TransportBroken: if the transport does not work.

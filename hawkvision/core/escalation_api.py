@@ -20,10 +20,6 @@
          "timing_ms": {"decode": …, "queue": …, "infer": …, "total": …, "first": …}, "batch_size": 3,
          "score": null, "passed_over": null, "part": null, "fingerprint": "…/int8"}
 
-    POST /v1/cancel
-        traceparent: 00-…                      of the request whose reply is not wanted any more
-    204                                        whether or not this process has it; if so, it is answered with 499
-
     GET /v1/transport
     200 {"datagram": {"port": 8091, "certificate": "-----BEGIN CERTIFICATE-----…", "name": "…", "version": 2}}
                                                null if the tier does not listen for datagrams
@@ -270,7 +266,6 @@ class EscalationReply(msgspec.Struct, frozen=True):
 
 
 STAGES_PATH: Final = "/v1/stages"
-CANCEL_PATH: Final = "/v1/cancel"
 CERTIFICATES_PATH: Final = "/v1/certificates"
 COMPARE_PATH: Final = "/v1/compare"
 """Of an edge node, where its audits become certificates."""

@@ -23,7 +23,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from hawkvision.core.errors import Forbidden, Overloaded, Unauthorized
-from hawkvision.core.escalation_api import CANCEL_PATH, INFER_PATH, STAGES_PATH, TRANSPORT_PATH
+from hawkvision.core.escalation_api import INFER_PATH, STAGES_PATH, TRANSPORT_PATH
 from hawkvision.core.server_access import own_key
 from hawkvision.servers.keyfile import (
     ANYBODY,
@@ -66,7 +66,6 @@ _RULES: Final = tuple(
     for method, path, needed in (
         ("POST", r"/v2/repository/index|/v1/vision/custom/list", EITHER),  # how these protocols list models
         ("POST", rf"/v1/(classify|detect|infer|vision/.+)|{re.escape(INFER_PATH)}|/v2/models/.+/infer", INFER),
-        ("POST", re.escape(CANCEL_PATH), INFER),
         *((method, r"/v1/review(/.*)?", REVIEW) for method in ("GET", "HEAD", "POST", "DELETE")),
         *((method, r"/v1/status/answers/.*", REVIEW) for method in ("GET", "HEAD")),  # callers' images
         ("GET", "/v1/tasks", ALL),  # what each view of the page asks first

@@ -20,7 +20,6 @@ from hawkvision.core.errors import Overloaded
 from hawkvision.core.escalation_api import (
     PROGRESSIVE_HEADER,
     PROGRESSIVE_TYPE,
-    TRACE_HEADER,
     DatagramEndpoint,
     EscalationReply,
     EscalationRequest,
@@ -105,10 +104,6 @@ class Peer:
     """Of the callers' ends of the connections that images came over."""
     gone: int = 0
     """Callers that closed their connection over HTTP while they were held, or cancelled their image over datagrams."""
-    cancelled: list[str] = field(default_factory=list)
-    """Traces of requests whose reply is not wanted any more."""
-    cancel_headers: list[str] = field(default_factory=list)
-    """Of the last request that said so."""
     answered: int = 0
     """Images over HTTP whose answer was begun."""
     offer: DatagramEndpoint | None = None
@@ -129,8 +124,6 @@ class Peer:
             if request.transport is None:
                 self.gone += 1
                 return web.Response()
-            if request.headers[TRACE_HEADER] in self.cancelled:
-                return web.json_response({"error": "not wanted", "code": "cancelled"}, status=499)
             await asyncio.sleep(0.005)
         await asyncio.sleep(self.delay_s)
         self.answered += 1
@@ -140,11 +133,6 @@ class Peer:
             return web.json_response({"error": "no", "code": self.error_code}, status=self.status)
         asked = parse_escalation_headers(request.headers)
         return web.Response(body=encode_reply(self.kind, self.reply(asked)), content_type="application/json")
-
-    async def cancel(self, request: web.Request) -> web.Response:
-        self.cancelled.append(request.headers[TRACE_HEADER])
-        self.cancel_headers = sorted(request.headers)
-        return web.Response(status=204)
 
     async def in_parts(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": PROGRESSIVE_TYPE})
@@ -274,7 +262,6 @@ def running_peer(
         running.append((asyncio.get_running_loop(), stop))
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_post("/v1/infer", peer.infer)
-        app.router.add_post("/v1/cancel", peer.cancel)
         app.router.add_get("/v1/stages", peer.stages)
         app.router.add_get("/v1/transport", peer.transports)
         datagrams = await peer.open_datagram() if datagram else None

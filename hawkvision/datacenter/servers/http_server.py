@@ -29,7 +29,6 @@ from hawkvision.core.errors import (
     UnsupportedMedia,
 )
 from hawkvision.core.escalation_api import (
-    CANCEL_PATH,
     INFER_PATH,
     PROGRESSIVE_TYPE,
     STAGES_PATH,
@@ -77,8 +76,6 @@ class HttpServer:
         """The reply to `GET /v1/transport`."""
         self._root_path = route_prefix.rstrip("/")
         self._bodies = Bodies(max_body_bytes)
-        self._unwanted: dict[tuple[str, str], asyncio.Event] = {}
-        """Set when a request's reply is not wanted any more; by caller and trace, for the requests in this process."""
 
     def set_max_body_bytes(self, most: int) -> None:
         """Read bodies of at most this many bytes from now on."""
@@ -131,12 +128,6 @@ class HttpServer:
             metrics = self.tier.metrics
             return Response(metrics.exposition(), headers={"content-type": metrics.content_type})
         check_wire_version(request.headers)
-        if path == CANCEL_PATH:
-            trace = request.headers.get(TRACE_HEADER)
-            unwanted = self._unwanted.get((caller.name, trace)) if trace else None
-            if unwanted is not None:
-                unwanted.set()
-            return Response(status_code=204)
         if path == STAGES_PATH:
             return _json(self.tier.listing(_task_of(request)))
         return await self._infer(request, caller.name)
@@ -145,26 +136,12 @@ class HttpServer:
         asked = parse_escalation_headers(request.headers)
         admitted = self.tier.admit(asked, caller, waited_s(request.scope))
         with ExitStack() as stack:
-            unwanted = stack.enter_context(self._cancellable(caller, request))
             body = stack.enter_context(self._body(request))
             image = await admitted.within_deadline(_read(body, request))
-            if unwanted.is_set():
-                raise CallerGone
             stack.enter_context(admitted.in_flight())
             if asked.progressive:
-                return await _progressive_response(request, admitted, image, unwanted, stack.pop_all())
-            return _reply(admitted, await _unless_gone(request, admitted.run(image), unwanted))
-
-    @contextmanager
-    def _cancellable(self, caller: str, request: Request) -> Iterator[asyncio.Event]:
-        """Set by a request to `CANCEL_PATH` with the same key and trace while the block lasts."""
-        key, unwanted = (caller, request.headers.get(TRACE_HEADER, "")), asyncio.Event()
-        self._unwanted[key] = unwanted
-        try:
-            yield unwanted
-        finally:
-            if self._unwanted.get(key) is unwanted:
-                del self._unwanted[key]
+                return await _progressive_response(request, admitted, image, stack.pop_all())
+            return _reply(admitted, await _unless_gone(request, admitted.run(image)))
 
     @contextmanager
     def _body(self, request: Request) -> Iterator[Body]:
@@ -185,7 +162,6 @@ class HttpServer:
 
 _METHODS = {
     INFER_PATH: "POST",
-    CANCEL_PATH: "POST",
     STAGES_PATH: "GET",
     TRANSPORT_PATH: "GET",
     METRICS_PATH: "GET",
@@ -229,9 +205,7 @@ def _path_of(scope: Scope) -> str:
     return path.removeprefix(root_path) if path.startswith(f"{root_path}/") else ""
 
 
-async def _progressive_response(
-    request: Request, admitted: AdmittedRequest, image: bytes, unwanted: asyncio.Event, held: ExitStack
-) -> Response:
+async def _progressive_response(request: Request, admitted: AdmittedRequest, image: bytes, held: ExitStack) -> Response:
     """A line per reply, from the first one on; a plain reply if the first is the last.
 
     `held` is closed when the work ends, which the deadline bounds, not when the caller has read the lines.
@@ -242,11 +216,8 @@ async def _progressive_response(
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
     """At most one line per view of each member; None at the end."""
     running = asyncio.create_task(admitted.run(image, lambda reply: lines.put_nowait(_line(admitted, reply))))
-    cancelled = asyncio.create_task(unwanted.wait())
-    cancelled.add_done_callback(lambda _: running.cancel())
 
     def ended(task: asyncio.Task[EscalationReply]) -> None:
-        cancelled.cancel()
         held.close()
         lines.put_nowait(None)
         if not task.cancelled():
@@ -254,7 +225,7 @@ async def _progressive_response(
 
     running.add_done_callback(ended)
     try:
-        first = await _unless_gone(request, lines.get(), unwanted)
+        first = await _unless_gone(request, lines.get())
     except BaseException:
         running.cancel()
         raise
@@ -266,8 +237,7 @@ async def _progressive_response(
             yield first
             while (line := await lines.get()) is not None:
                 yield line
-            if not unwanted.is_set():
-                yield _line(admitted, await running)
+            yield _line(admitted, await running)
         finally:
             running.cancel()
 
@@ -278,18 +248,17 @@ async def _read(body: Body, request: Request) -> bytes:
     return await body.read(request.headers.get("content-length"))
 
 
-async def _unless_gone(request: Request, work: Awaitable[ResultT], unwanted: asyncio.Event) -> ResultT:
-    """The work's result; cancels the work as soon as the caller disconnects, or does not want it any more."""
+async def _unless_gone(request: Request, work: Awaitable[ResultT]) -> ResultT:
+    """The work's result; cancels the work as soon as the caller disconnects."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
-    cancelled = asyncio.ensure_future(unwanted.wait())
     try:
-        await asyncio.wait((working, gone, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnect
         return working.result()
     finally:
-        for each in (working, gone, cancelled):
+        for each in (working, gone):
             each.cancel()
 
 
