@@ -166,11 +166,13 @@ class HttpTransport:
         exchange = asyncio.create_task(self._exchange(body, headers, begun, on_interim))
         self._exchanges.add(exchange)
         exchange.add_done_callback(self._ended)
+        may_continue = True
         try:
             done, _ = await asyncio.wait({exchange}, timeout=timeout_s)
+            may_continue = request.deadline_ms is not None  # else the datacenter would not know that it is late
         finally:
             if not exchange.done():
-                if begun.is_set() and request.deadline_ms is not None and self._may_drain(body):
+                if may_continue and begun.is_set() and self._may_drain(body):
                     self._let_drain(exchange)
                 else:
                     exchange.cancel()

@@ -2,8 +2,8 @@
 
     template: a query string ─┐                              ┌─ complete ──────────────────────────► classify
     meta: the stream's name ──┼─► request_fields ─► request ─┤
-    deadline: the fragments' ─┘                              └─ partial, more missing ─► infer_early ─┬─ accepted
-                                                                                                     └─ else ─► classify
+    deadline: the fragments' ─┘                              └─ partly there ─► infer_early ─┬─ accepted
+                                                                                             └─ else ─► classify
 
 While fragments of an image are missing, the edge stage runs once on what has arrived. If a certificate for images
 received in that condition accepts the answer, it leaves, and the missing fragments are not waited for.

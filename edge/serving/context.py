@@ -97,9 +97,9 @@ class EdgeExecutor:
         return result
 
     def ready_in_time(self, image: RoutedImage) -> bool:
-        """Whether the models are in memory in time; asks for them."""
-        promised = image.request.promised
-        return self.models.in_time(None if promised is None else promised - self._clock.now())
+        """Whether the models are in memory by the deadline; asks for them."""
+        deadline = image.request.deadline
+        return self.models.in_time(None if deadline is None else deadline.remaining_s(self._clock.now()))
 
     def has_time(self, image: RoutedImage) -> bool:
         """Whether the models are in memory in time, and the pool would take the image now."""

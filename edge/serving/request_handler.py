@@ -6,7 +6,7 @@
             └─ both tiers at once ─┬─ accept, or reply: the first of them ─────────────────► that answer
                                    └─ neither ─────────────────────────────────────────────► edge answer, degraded
 
-`hawkvision.cascade.policy` decides. This module carries the decision out, with its timers and fallbacks.
+`hawkvision.cascade.decision` decides. This module carries the decision out, with its timers and fallbacks.
 """
 
 from __future__ import annotations
@@ -96,12 +96,15 @@ class RequestHandler:
 
         None means to wait for the rest.
         """
-        if self.image.route.direct or self.image.route.below_target or self.image.cost.heavy:
+        image = self.image
+        if image.route.direct or image.route.below_target or image.cost.heavy:
+            return None, False
+        if self.context.executor.models.state != "ready":  # the datacenter may answer the whole image
             return None, False
         edge = await self.run_edge()
-        if self._decide(edge) == Accept() and not below_target(self.image, edge):
+        if self._decide(edge) == Accept() and not below_target(image, edge):
             return self.finish_at_edge(edge), True
-        report_scored(self.context, self.image, edge)
+        report_scored(self.context, image, edge)
         return None, True
 
     async def run_reference(self) -> Answer:
@@ -159,8 +162,9 @@ class RequestHandler:
         waits for that until the cutoff and becomes the answer of both together. None if the edge's is all that counts.
         """
         self.begun = True
+        begun_in_time = cutoff is not None and not cutoff.passed(self.context.clock.now())
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
-        if cutoff is not None:  # some members may have replied before it
+        if cutoff is not None and begun_in_time:  # some members may have replied before it
             self.context.cutoffs.waited(cutoff, self.context.clock.now())
         if escalated is None:
             return None
@@ -250,7 +254,7 @@ class RequestHandler:
                 return datacenter_answer(self.context, image, escalated, reason, _found(running))
             try:
                 edge = await running
-            except Overloaded:  # that was so when it was asked
+            except (NotReady, Overloaded):  # that was so when it was asked
                 edge = await self.run_edge()
             return self.finish_at_edge(edge, reason)
         finally:
@@ -308,10 +312,11 @@ class RequestHandler:
         """Why the edge cannot answer, in time if there is a deadline, where the datacenter may; else None."""
         image, datacenter, executor, cutoff = self.image, self.context.datacenter, self.context.executor, self.cutoff
         edge_alone = image.route.threshold == -math.inf and not image.suspended
-        if datacenter is None or edge_alone:
+        promised = image.request.promised
+        if datacenter is None or edge_alone or (promised is not None and promised <= self.context.clock.now()):
             return None
         if not executor.ready_in_time(image):
             return Reason.EDGE_NOT_READY if datacenter.up else None
-        if image.request.promised is None or cutoff is None or executor.has_time(image):
+        if promised is None or cutoff is None or executor.has_time(image):
             return None
         return Reason.EDGE_BUSY if datacenter.admits(cutoff.remaining_ms(self.context.clock.now())) else None

@@ -18,7 +18,7 @@ import pytest
 
 from hawkvision.core.errors import ArtifactError
 from hawkvision.model_zoo.building.build import verify
-from hawkvision.models.manifest import cache_dir, load_manifest, models_dir
+from hawkvision.models.manifest import cache_dir
 from hawkvision.system.child_server import ServerProcess, ended, running
 from tests.system import pages
 
@@ -98,10 +98,10 @@ def alive(pids: set[int]) -> set[int]:
 
 @pytest.fixture(scope="session")
 def cascade() -> None:
-    """The built ImageNet cascade, or a skip that says how to get it."""
-    manifest = load_manifest("imagenet", models_dir())
+    """The built cascades of `both`, or a skip that says how to get them."""
     try:
-        verify(manifest.task, cache=cache_dir())
+        for task in REAL_TASKS:
+            verify(task, cache=cache_dir())
     except ArtifactError as error:
         pytest.skip(f"the cascade is not built: {error}")
 

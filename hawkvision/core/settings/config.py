@@ -183,7 +183,8 @@ class EdgeConfig(ServerConfig, frozen=True, forbid_unknown_fields=True, kw_only=
         "until the deadline. Its image leaves before the edge stage ends where that makes an answer in time more "
         "likely by at least as much.", ge=0.0, lt=1.0)] = 0.05
     uplink_metered: Annotated[bool, TIER(
-        "Bytes to the datacenter cost money: an image never leaves before the edge stage has ended.")] = False
+        "Bytes to the datacenter cost money: no image leaves before the edge stage has ended, unless the edge cannot "
+        "take it.")] = False
     audit_share: Annotated[float, GUARANTEES(
         "Share of images that the reference stage answers too, in the background, to monitor guarantees: up to 0.2 on "
         "suspicion, 0 for none. Without audits, answers from lower stages are not certified.", ge=0.0, le=0.2)] = 0.02

@@ -54,12 +54,13 @@ def test_a_late_answer_keeps_its_connection_open_for_the_next_image(peer: Peer) 
     assert len(peer.ports) <= 3, "an answer may still be on its way when the next image leaves"
 
 
-def test_a_connection_stays_open_when_its_answer_is_not_wanted_any_more(peer: Peer) -> None:
+@pytest.mark.parametrize("asked", [HURRIED, EscalationRequest(variant="reference")], ids=["deadline", "none"])
+def test_a_connection_stays_open_when_its_answer_is_not_wanted_any_more(peer: Peer, asked: EscalationRequest) -> None:
     async def scenario() -> None:
         transport = HttpTransport(Ingress(peer.url, connections=CONNECTIONS))
         for number in range(1, 9):
             peer.held = True
-            leaving = asyncio.create_task(ask(transport, LONG_S))
+            leaving = asyncio.create_task(ask(transport, LONG_S, asked))
             await until(lambda number=number: len(peer.bodies) == number)  # type: ignore[misc]
             leaving.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -256,13 +256,15 @@ def test_the_datacenter_answers_while_models_cannot_be_loaded(large: Peer, field
     async def scenario() -> None:
         async with disk.node("one", large) as node, disk.node("two") as alone:
             await asyncio.gather(models_of(node).unload(), models_of(alone).unload())
+            early = await node.node.infer_early(node.request(**fields))
+            assert (early, models_of(node).state) == ((None, False), "unloaded"), "the whole image is waited for"
             disk.broken = True
             for _ in range(2):  # the first finds out
                 answer = await node.ask(**fields)
                 assert (answer.tier, answer.reason) == (Tier.DATACENTER, Reason.EDGE_NOT_READY)
                 assert not answer.degraded
             assert models_of(node).state == "failed"
-            assert await node.node.infer_early(node.request(**fields)) == (None, False), "the whole image is waited for"
+            assert await node.node.infer_early(node.request(**fields)) == (None, False)
             with pytest.raises(NotReady, match="the disk is broken"):
                 await node.ask(target=Quality.FAST)
             with pytest.raises(NotReady, match="the disk is broken"):
@@ -284,8 +286,13 @@ def test_the_datacenter_answers_those_for_whom_there_is_no_place_to_wait(large: 
             waiting = asyncio.ensure_future(other.ask())
             await until(lambda: models_of(other).state == "loading")
             assert (await other.ask()).reason is Reason.EDGE_NOT_READY
+            large.status, large.held = 500, True
+            asking = asyncio.ensure_future(other.ask())
+            await until(lambda: len(large.bodies) == 2)
             let_go()
             assert (await waiting).tier is Tier.EDGE
+            large.held = False
+            assert (await asking).tier is Tier.EDGE, "there is a place now, and the datacenter has failed"
 
     run(scenario)
 

@@ -99,7 +99,7 @@ def refusal(*options: str) -> str:
     """Why a node does not start that is run in this process."""
     config = read_command_line(EdgeConfig, [*NODE[1:], *options], "edge", "")
     with pytest.raises(HawkVisionError) as caught:
-        asyncio.run(serve(config))
+        asyncio.run(asyncio.wait_for(serve(config), 60.0))
     return caught.value.message
 
 

@@ -48,18 +48,6 @@ SPECS = st.one_of(
 BOXES = st.lists(st.floats(-0.5, 1.5), min_size=4, max_size=4)
 
 
-@given(
-    st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 8), st.sampled_from(ImageFormat), SPECS, st.lists(BOXES)
-)
-def test_boxes_come_back_from_the_input_where_they_were(
-    height: int, width: int, orientation: int, format_: ImageFormat, input_spec: InputSpec, boxes: list[list[float]]
-) -> None:
-    placed = placement(ImageHeader(format_, width, height, orientation, 3), input_spec)
-    before = np.array(boxes).reshape(-1, 4)
-    assert np.abs(placed.to_image(to_input(placed, before)) - before).max(initial=0.0) < 1e-6
-    assert np.abs(to_input(placed, placed.to_image(before)) - before).max(initial=0.0) < 1e-6
-
-
 @settings(max_examples=examples(200))
 @given(
     height=st.integers(40, 900),

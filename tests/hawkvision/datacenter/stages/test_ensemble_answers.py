@@ -158,6 +158,25 @@ def test_a_second_stage_that_outlasts_the_deadline_is_cancelled() -> None:
     assert (response.status_code, msgspec.json.decode(response.body)["code"]) == (504, "deadline_missed")
 
 
+def test_work_ends_when_its_caller_disconnects() -> None:
+    to, statuses = server(Stuck(unequal().rows)), list[int]()
+    messages: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"image"}]
+
+    async def receive() -> Message:
+        return messages.pop()
+
+    async def send(message: Message) -> None:
+        statuses.append(message.get("status", 0))
+
+    async def scenario() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/infer", "headers": [], "query_string": b""}
+        await to.asgi(scope, receive, send)
+        await until(lambda: inside(to) == 0)
+
+    asyncio.run(scenario())
+    assert statuses[0] == 499
+
+
 def stream(to: HttpServer, until_lines: int = 0, **headers: str) -> tuple[int, list[EscalationReply]]:
     """Status and lines of a progressive request; the caller leaves after so many lines."""
     body: list[bytes] = []
