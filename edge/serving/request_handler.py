@@ -162,10 +162,10 @@ class RequestHandler:
         waits for that until the cutoff and becomes the answer of both together. None if the edge's is all that counts.
         """
         self.begun = True
-        begun_in_time = cutoff is not None and not cutoff.passed(self.context.clock.now())
+        timed = None if cutoff is None or cutoff.passed(self.context.clock.now()) else cutoff
         escalated = await escalate(self.context, self.image, reason, cutoff, edge, self.reference)
-        if cutoff is not None and begun_in_time:  # some members may have replied before it
-            self.context.cutoffs.waited(cutoff, self.context.clock.now())
+        if timed is not None:  # some members may have replied before it
+            self.context.cutoffs.waited(timed, self.context.clock.now())
         if escalated is None:
             return None
         if standby is not None and cutoff is not None and not escalated.reply.complete:  # the edge may be sure yet

@@ -136,7 +136,7 @@ async def _test(plan: PolicyPlan, todo: list[Place], ends: float, failures: list
     if images.dataset.labels is None:
         raise ConfigError(f"--data {plan.data}: expected labelled images; accuracy is half of what is compared")
     tier = ("--tasks", plan.conditions.task, "--datagram-port", "0", *backend)
-    with Deployment(plan.out / "logs", tier, own_cores=not plan.conditions.shared_cores) as deployment:
+    with Deployment(plan.out / "logs", tier, shared_cores=plan.conditions.shared_cores) as deployment:
         async with WorkerProcesses(1, deployment.client_prefix) as workers:
             await workers.load(images.dataset)
             bench = _Bench(plan, images, deployment, workers)

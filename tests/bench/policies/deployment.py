@@ -38,10 +38,10 @@ class Deployment:
     Args:
         logs: a folder for what servers say; made if it is missing.
         dc_arguments: of `hawkvision dc up`, in addition.
-        own_cores: half of the cores for the edge, the others for the datacenter, as on machines of their own.
+        shared_cores: whether both tiers run on all cores; else each on half of them, as on machines of their own.
     """
 
-    def __init__(self, logs: Path, dc_arguments: Sequence[str] = (), *, own_cores: bool = False) -> None:
+    def __init__(self, logs: Path, dc_arguments: Sequence[str] = (), *, shared_cores: bool = True) -> None:
         self.near = TunLink(PERFECT, PERFECT)
         self.far = TunLink(PERFECT, PERFECT, behind=self.near)
         self.key = secrets.token_hex(16)
@@ -51,7 +51,7 @@ class Deployment:
         self._on_cores: dict[str, list[str]] = {"edge": [], "datacenter": []}
         """What makes a command of a tier run on its cores."""
         cores = sorted(os.sched_getaffinity(0))
-        if own_cores and (half := len(cores) // 2):
+        if not shared_cores and (half := len(cores) // 2):
             for tier, own in (("edge", cores[:half]), ("datacenter", cores[half:])):
                 self._on_cores[tier] = ["taskset", "--cpu-list", ",".join(map(str, own))]
         self._stack = contextlib.ExitStack()
